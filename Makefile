@@ -1,0 +1,52 @@
+# Each target does the set-up it needs; on a fresh clone `make up` or `make test` is enough.
+BIN := .venv/bin
+STAMP := .venv/.installed
+COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --fork-strategy fewest \
+	--generate-hashes --annotation-style line --no-emit-index-url --custom-compile-command "make lock"
+
+.DEFAULT_GOAL := venv
+.PHONY: venv up test lint format bench lock clean help
+
+venv: $(STAMP) ## make or refresh .venv from the lock
+
+up: $(STAMP) ## start the platform on this machine
+	$(BIN)/zombi gateway
+
+test: $(STAMP) ## run the tests
+	$(BIN)/pytest
+
+lint: $(STAMP) ## check format, style, types and import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## rewrite the code in the house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP) ## measure the gateway; options: make bench ARGS="--help"
+	@command -v wrk >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get install -y -qq wrk; } || true
+	$(BIN)/python -m bench.run $(ARGS)
+
+lock: $(BIN)/uv ## resolve the locks again; newest versions: make lock ARGS=--upgrade
+	$(COMPILE) $(ARGS) pyproject.toml --group dev -o requirements-dev.lock
+	$(COMPILE) pyproject.toml -c requirements-dev.lock -o requirements.lock
+	$(COMPILE) --group bootstrap -c requirements-dev.lock -o bootstrap.lock
+
+clean: ## remove everything that can be made again; data stays
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# Bytecode is compiled here because some machines forbid Python to write it later.
+$(STAMP): pyproject.toml requirements-dev.lock | $(BIN)/uv
+	$(BIN)/uv pip sync --quiet --python .venv --require-hashes --compile-bytecode requirements-dev.lock
+	$(BIN)/uv pip install --quiet --python .venv --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(BIN)/uv:
+	python3 -m venv --clear .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r bootstrap.lock
