@@ -19,7 +19,7 @@ lint: $(STAMP) ## check format, style, types and import rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
 format: $(STAMP) ## rewrite the code in the house format
 	$(BIN)/ruff format .

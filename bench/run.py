@@ -170,7 +170,7 @@ def main(
             )
             measurements.append(measurement)
     except BenchError as error:
-        progress.print(f"[red]bench failed:[/] {error}")
+        progress.print(f"bench failed: {error}", style="red", markup=False)
         raise typer.Exit(1) from error
     if as_json:
         Console().print_json(json.dumps([asdict(m) for m in measurements]))

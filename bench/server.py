@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,11 +141,10 @@ def wait_until_live(server: Server) -> None:
     while time.monotonic() < deadline:
         if server.process.poll() is not None:
             raise BenchError(f"the server exited at start:\n{server.log_tail()}")
-        try:
+        with suppress(httpx.TransportError):
             if httpx.get(f"{server.url}/health/live", headers=server.headers).is_success:
                 return
-        except httpx.TransportError:
-            time.sleep(0.05)
+        time.sleep(0.05)
     raise BenchError(f"no answer within {START_SECS_MAX:.0f} s:\n{server.log_tail()}")
 
 
