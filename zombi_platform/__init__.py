@@ -1,0 +1,3 @@
+"""Zombi Platform: events in over HTTP, durable before the answer, readable from Iceberg."""
+
+__version__ = "0.1.0"

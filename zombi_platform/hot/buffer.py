@@ -1,0 +1,339 @@
+"""The hot buffer as the gateway sees it: append, read, watermarks, upkeep.
+
+Writes go through the group commit; reads run in a bounded pool of threads and never see
+past the high watermark. Upkeep merges small blocks and forgets old keys, one step at a
+time. When RocksDB refuses a write the buffer stops taking more, reopens the database and
+rebuilds its state from disk: the outcome of that write is looked up, not guessed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+
+from zombi_platform.errors import (
+    BufferFullError,
+    HotStorageError,
+    NotFoundError,
+    TerminalError,
+    ZombiError,
+)
+from zombi_platform.hot import keys
+from zombi_platform.hot.expiry import forget_keys
+from zombi_platform.hot.group_commit import Append, Committed, GroupCommit
+from zombi_platform.hot.merging import merge, note_merged, plan
+from zombi_platform.hot.partitions import WATERMARK, Partition, Partitions
+from zombi_platform.hot.scan import blocks_between, fetch, scan, select
+from zombi_platform.hot.store import Store
+from zombi_platform.settings import Settings
+
+UPKEEP_SECS: Final = 0.25
+REOPEN_SECS: Final = 1.0
+
+T = TypeVar("T")
+
+log = logging.getLogger("zombi.hot")
+
+
+@dataclass(frozen=True, slots=True)
+class TableSummary:
+    table: str
+    partitions: int
+    events: int
+    bytes: int
+    oldest_unflushed_secs: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Watermarks:
+    """Of one partition: last sequence given out, last one in Iceberg, last one deleted here."""
+
+    high_watermark: int
+    flush_watermark: int
+    cleanup_watermark: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a read found: batches in order, to be drawn in a reader thread."""
+
+    batches: Iterator[pa.RecordBatch]
+    has_more: bool
+
+
+class HotBuffer:
+    """Owns the database. Made and used in one event loop; `reading` and `scan` in threads."""
+
+    def __init__(
+        self, settings: Settings, on_commit: Callable[[Committed], None] | None = None
+    ) -> None:
+        self._settings = settings
+        self._watcher = on_commit
+        self._max_bytes = settings.max_hot_bytes_mb * 2**20
+        self._store = Store(settings)
+        self.partitions = Partitions(settings.max_tables, settings.max_partitions)
+        self.partitions.load(self._store)
+        self._bytes = self._count_bytes()
+        self._failure: HotStorageError | None = None
+        self._dirty: set[Partition] = set()
+        self._commits = GroupCommit(
+            self._store,
+            self.partitions,
+            in_thread=settings.durability == "fsync",
+            on_commit=self._committed,
+            on_failure=self._failed,
+        )
+        self._rewriting = asyncio.Lock()
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="hot-upkeep")
+        self._upkeep = asyncio.create_task(self._keep_up())
+
+    # Writing
+
+    def check_room(self) -> None:
+        """Raise unless a write may be submitted now."""
+        if self._failure is not None:
+            raise HotStorageError(str(self._failure), retry_after_secs=2)
+        if self._bytes >= self._max_bytes:
+            raise BufferFullError(
+                f"the hot buffer holds {self._bytes >> 20} MB of at most "
+                f"{self._settings.max_hot_bytes_mb} MB (ZOMBI_MAX_HOT_BYTES_MB); "
+                "retry when the pipeline has flushed",
+                retry_after_secs=5,
+            )
+
+    def submit(self, append: Append) -> None:
+        """Queue a write; its `done` is called when it is durable or has failed."""
+        self._commits.submit(append)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of events and keys held, against the limit."""
+        return self._bytes
+
+    @property
+    def failure(self) -> ZombiError | None:
+        return self._failure
+
+    # Reading
+
+    def tables(self) -> list[TableSummary]:
+        names = sorted(self.partitions.tables)
+        return [self._summary(name, found) for name in names if (found := self._known(name))]
+
+    def watermarks(self, table: str) -> dict[int, Watermarks]:
+        return {
+            partition.number: Watermarks(partition.last, partition.flushed, partition.cleaned)
+            for partition in self._need_table(table)
+        }
+
+    def reading(
+        self, table: str, partition: int | None, offset: int, limit: int, since: int | None
+    ) -> Reading:
+        """Find what a reader asked for; blocks on disk, so it runs in a thread."""
+        members = self._need_table(table)
+        if partition is not None:
+            members = [member for member in members if member.number == partition]
+        ranges = [(member, max(offset, member.first), member.last) for member in members]
+        ranges = [(member, first, last) for member, first, last in ranges if first <= last]
+        view = self._store.view()
+        if partition is not None and since is None:
+            if not ranges:
+                return Reading(iter(()), has_more=False)
+            member, first, last = ranges[0]
+            end = min(last, first + limit - 1)
+            return Reading(scan(view, member, first, end), has_more=end < last)
+        chosen, has_more = select(view, ranges, since, limit, by_time=partition is None)
+        found = {member.number: member for member in members}
+        return Reading(fetch(view, found, chosen), has_more)
+
+    def scan(self, table: str, partition: int, first: int, last: int) -> Iterator[pa.RecordBatch]:
+        """The sequences `first` to `last`, all of them or an error; runs in a thread."""
+        member = self.partitions.find(table, partition)
+        if member is None or last > member.last or first < member.first:
+            raise NotFoundError(
+                f"sequences {first} to {last} of partition {partition} of table {table!r} "
+                "are not in the hot buffer"
+            )
+        return scan(self._store.view(), member, first, last)
+
+    # Watermarks and deletion
+
+    async def advance_flush_watermark(self, table: str, partition: int, sequence: int) -> None:
+        """Record that every sequence up to here is in a committed snapshot (INV-8)."""
+        member = self._need_partition(table, partition)
+        if not member.flushed <= sequence <= member.last:
+            raise TerminalError(
+                f"the flush watermark of {table}/{partition} is {member.flushed} and its high "
+                f"watermark {member.last}; it cannot become {sequence}"
+            )
+        batch = self._store.batch()
+        suffix = keys.partition_suffix(table, partition)
+        batch.put(keys.FLUSH_WATERMARKS + suffix, WATERMARK.pack(sequence))
+        await self._in_thread(self._store.write, batch)
+        member.flushed = max(member.flushed, sequence)
+
+    async def delete_up_to(self, table: str, partition: int, sequence: int) -> int:
+        """Delete flushed events up to here; returns how many. Repeating it is harmless."""
+        member = self._need_partition(table, partition)
+        if sequence > member.flushed:
+            raise TerminalError(
+                f"events of {table}/{partition} past its flush watermark {member.flushed} are "
+                f"nowhere else; refusing to delete up to {sequence}"
+            )
+        async with self._rewriting:
+            if sequence < member.first:
+                return 0
+            start = await self._in_thread(self._delete_blocks, member, sequence)
+            deleted = sequence - member.first + 1
+            member.first, member.cleaned = sequence + 1, sequence
+            member.bytes_start, member.oldest_ms = start
+            if member.last < member.first:
+                member.small = []
+            self._bytes = self._count_bytes()
+            return deleted
+
+    def _delete_blocks(self, member: Partition, sequence: int) -> tuple[int, int | None]:
+        """Delete whole blocks; returns bytes before and arrival of the first one that stays."""
+        rest = next(blocks_between(self._store, member, sequence + 1, member.last), None)
+        batch = self._store.batch()
+        end = sequence + 1 if rest is None else rest.first
+        prefix = member.block_prefix
+        batch.delete_range(keys.block_key(prefix, 0), keys.block_key(prefix, end))
+        suffix = keys.partition_suffix(member.table, member.number)
+        batch.put(keys.CLEANUP_WATERMARKS + suffix, WATERMARK.pack(sequence))
+        self._store.write(batch)
+        return (member.bytes_end, None) if rest is None else (rest.bytes_before, rest.ingest_ms)
+
+    # Consumer offsets
+
+    async def commit_offset(self, group: str, table: str, partition: int, offset: int) -> None:
+        batch = self._store.batch()
+        batch.put(keys.consumer_key(group, table, partition), WATERMARK.pack(offset))
+        await self._in_thread(self._store.write, batch)
+
+    async def committed_offset(self, group: str, table: str, partition: int) -> int | None:
+        value = await self._in_thread(self._store.get, keys.consumer_key(group, table, partition))
+        return None if value is None else int(WATERMARK.unpack(value)[0])
+
+    # Life
+
+    def disk_bytes(self) -> int:
+        return self._store.disk_bytes()
+
+    async def close(self) -> None:
+        """Finish what was submitted, then close the database."""
+        while not self._commits.idle():
+            await asyncio.sleep(0.001)
+        self._commits.close()
+        self._upkeep.cancel()
+        await asyncio.gather(self._upkeep, return_exceptions=True)
+        await self._in_thread(self._store.close)
+        self._threads.shutdown()
+
+    def _committed(self, committed: Committed) -> None:
+        self._bytes += committed.bytes
+        self._dirty.update(committed.partitions)
+        if self._watcher is not None:
+            self._watcher(committed)
+
+    def _failed(self, failure: HotStorageError) -> None:
+        if self._failure is None:
+            log.error("%s; no write is taken until the database is reopened", failure)
+        self._failure = failure
+
+    async def _keep_up(self) -> None:
+        while True:
+            await asyncio.sleep(UPKEEP_SECS)
+            try:
+                if self._failure is not None:
+                    await self._reopen()
+                    continue
+                await self._merge_small_blocks()
+                await self._forget_keys()
+            except HotStorageError as error:
+                self._failed(error)
+
+    async def _merge_small_blocks(self) -> None:
+        dirty, self._dirty = self._dirty, set()
+        for partition in dirty:
+            while (run := plan(partition)) is not None:
+                async with self._rewriting:
+                    if run[0] < partition.first:
+                        break  # deleted meanwhile
+                    merged = await self._in_thread(merge, self._store, partition, *run)
+                    note_merged(partition, merged)
+
+    async def _forget_keys(self) -> None:
+        before_ms = time.time_ns() // 1_000_000 - self._settings.idempotency_window_secs * 1000
+        while True:
+            count, size = await self._in_thread(forget_keys, self._store, before_ms)
+            self._bytes -= size
+            if not count:
+                return
+
+    async def _reopen(self) -> None:
+        """Close and open the database; the state comes from what is really there."""
+        if not self._commits.idle():
+            return
+        async with self._rewriting:
+            try:
+                await self._in_thread(self._store.close)
+                self._store = await self._in_thread(Store, self._settings)
+                await self._in_thread(self.partitions.load, self._store)
+            except ZombiError as error:
+                log.error("cannot reopen the hot buffer: %s", error)
+                await asyncio.sleep(REOPEN_SECS)
+                return
+            self._commits.replace_store(self._store)
+            self._dirty = set(self.partitions)
+            self._bytes = self._count_bytes()
+            self._failure = None
+            log.warning("the hot buffer was reopened and takes writes again")
+
+    async def _in_thread(self, work: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
+
+    def _count_bytes(self) -> int:
+        return sum(member.bytes for member in self.partitions) + self._store.keys_bytes()
+
+    def _known(self, table: str) -> list[Partition]:
+        return self.partitions.known(table)
+
+    def _need_table(self, table: str) -> list[Partition]:
+        members = self._known(table)
+        if not members:
+            raise NotFoundError(
+                f"table {table!r} has no events; a table begins with its first write",
+                code="TABLE_NOT_FOUND",
+            )
+        return members
+
+    def _need_partition(self, table: str, partition: int) -> Partition:
+        for member in self._need_table(table):
+            if member.number == partition:
+                return member
+        raise NotFoundError(
+            f"table {table!r} has no partition {partition}", code="PARTITION_NOT_FOUND"
+        )
+
+    def _summary(self, table: str, members: list[Partition]) -> TableSummary:
+        arrivals = [
+            member.oldest_ms
+            for member in members
+            if member.oldest_ms is not None and member.last > member.flushed
+        ]
+        oldest = (time.time() - min(arrivals) / 1000) if arrivals else None
+        return TableSummary(
+            table=table,
+            partitions=len(members),
+            events=sum(member.events for member in members),
+            bytes=sum(member.bytes for member in members),
+            oldest_unflushed_secs=None if oldest is None else max(oldest, 0.0),
+        )

@@ -1,0 +1,243 @@
+"""RocksDB as the hot buffer uses it: two column families, one durability.
+
+Blocks and watermarks live in the default family, idempotency keys in one of their own that
+is tuned for lookups of keys that are mostly absent. Only this process may hold the
+database; a second opener is told who is in the way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from rocksdict import (
+    BlockBasedOptions,
+    Cache,
+    ColumnFamily,
+    DBCompressionType,
+    DBRecoveryMode,
+    Options,
+    Rdict,
+    RdictIter,
+    Snapshot,
+    WriteBatch,
+    WriteOptions,
+)
+
+from zombi_platform.errors import HotStorageError, StartupError
+from zombi_platform.hot.keys import AFTER
+from zombi_platform.settings import Settings
+
+Cursor = RdictIter
+
+DIRECTORY: Final = "hot"
+KEYS_FAMILY: Final = "idem"
+WAL_BYTES_MAX: Final = 512 * 2**20
+KEYS_WRITE_BUFFER_BYTES: Final = 16 * 2**20
+OPEN_FILES_MAX: Final = 512
+
+
+class Store:
+    """An open database. Methods are thread-safe; iterators belong to one thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.path = settings.data_dir / DIRECTORY
+        self._db = self._open()
+        self._keys = self._db.get_column_family(KEYS_FAMILY)
+        self._keys_handle = self._db.get_column_family_handle(KEYS_FAMILY)
+        self._at_once = self._write_options(no_slowdown=True)
+        self._patient = self._write_options()
+        self._lazy = self._write_options(sync=False)
+
+    def batch(self) -> Batch:
+        return Batch(self._keys_handle)
+
+    def write_at_once(self, batch: Batch) -> bool:
+        """Write unless RocksDB would stall; False means that nothing was written."""
+        try:
+            self._db.write(batch.raw, self._at_once)
+        except Exception as error:
+            if "stall" in str(error).lower():
+                return False
+            raise HotStorageError(f"RocksDB refused a write: {error}") from error
+        return True
+
+    def write(self, batch: Batch) -> None:
+        """Write with the durability of an ack, waiting out a stall."""
+        self._write(batch, self._patient)
+
+    def write_lazily(self, batch: Batch) -> None:
+        """Write what may be lost in a crash without harm, because it only reorders."""
+        self._write(batch, self._lazy)
+
+    def _write(self, batch: Batch, options: WriteOptions) -> None:
+        try:
+            self._db.write(batch.raw, options)
+        except Exception as error:
+            raise HotStorageError(f"RocksDB refused a write: {error}") from error
+
+    def get(self, key: bytes) -> bytes | None:
+        value: bytes | None = self._db.get(key)
+        return value
+
+    def get_keys(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Look many idempotency keys up at once."""
+        if len(keys) == 1:
+            return [self._keys.get(keys[0])]
+        values = self._keys.get(list(keys))
+        return list(values or ())
+
+    def iterator(self) -> Cursor:
+        """A cursor over the default family as it is now."""
+        return self._db.iter()
+
+    def view(self) -> View:
+        """The default family as it is now, for reads that take several cursors."""
+        return View(self._db.snapshot())
+
+    def items(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Everything under a prefix, in key order."""
+        cursor = self.iterator()
+        cursor.seek(prefix)
+        while cursor.valid():
+            key: bytes = cursor.key()
+            if not key.startswith(prefix):
+                break
+            yield key, cursor.value()
+            cursor.next()
+        cursor.status()
+
+    def last_under(self, prefix: bytes) -> tuple[bytes, bytes] | None:
+        """The entry with the highest key under a prefix."""
+        cursor = self.iterator()
+        cursor.seek_for_prev(prefix + AFTER)
+        if not cursor.valid() or not cursor.key().startswith(prefix):
+            cursor.status()
+            return None
+        return cursor.key(), cursor.value()
+
+    def disk_bytes(self) -> int:
+        """Bytes of all files of the database."""
+        return sum(entry.stat().st_size for entry in os.scandir(self.path) if entry.is_file())
+
+    def keys_bytes(self) -> int:
+        """Estimated bytes of the idempotency keys."""
+        return self._keys.property_int_value("rocksdb.estimate-live-data-size") or 0
+
+    def close(self) -> None:
+        del self._keys_handle
+        self._keys.close()
+        self._db.close()
+
+    def _open(self) -> Rdict:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            probe = self.path / ".writable"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise StartupError(
+                f"cannot write to the data directory {self.path}: {error.strerror or error}; "
+                "set ZOMBI_DATA_DIR to a directory this user can write"
+            ) from error
+        try:
+            return Rdict(
+                str(self.path), self._options(), column_families={KEYS_FAMILY: self._keys_options()}
+            )
+        except Exception as error:
+            if "lock" in str(error).lower():
+                raise StartupError(
+                    f"the data directory {self.path} is in use by another gateway; "
+                    "stop it or set ZOMBI_DATA_DIR to another directory"
+                ) from error
+            raise StartupError(f"cannot open the hot buffer in {self.path}: {error}") from error
+
+    def _options(self) -> Options:
+        settings = self._settings
+        options = Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.create_missing_column_families(True)
+        options.set_write_buffer_size(settings.rocksdb_write_buffer_mb * 2**20)
+        options.set_max_write_buffer_number(settings.rocksdb_max_write_buffers)
+        options.set_level_zero_file_num_compaction_trigger(settings.rocksdb_l0_compaction_trigger)
+        options.set_target_file_size_base(settings.rocksdb_target_file_size_mb * 2**20)
+        # Blocks are short-lived and read once: compressing them costs more than it saves.
+        options.set_compression_type(DBCompressionType.none())
+        options.set_block_based_table_factory(self._table_options(bloom=False))
+        options.set_max_background_jobs(2)
+        options.set_max_total_wal_size(WAL_BYTES_MAX)
+        options.set_max_open_files(OPEN_FILES_MAX)
+        options.set_keep_log_file_num(4)
+        options.set_max_log_file_size(4 * 2**20)
+        # A torn record at the end of the log is a crash; one in the middle is lost acks, and
+        # opening must fail rather than hide it.
+        options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
+        # Without a log the families must reach the disk together, or a key could outlive
+        # the event it stands for.
+        options.set_atomic_flush(settings.durability == "none")
+        return options
+
+    def _keys_options(self) -> Options:
+        options = Options(raw_mode=True)
+        options.set_write_buffer_size(KEYS_WRITE_BUFFER_BYTES)
+        options.set_memtable_whole_key_filtering(True)
+        options.set_memtable_prefix_bloom_ratio(0.1)
+        options.set_block_based_table_factory(self._table_options(bloom=True))
+        return options
+
+    def _table_options(self, *, bloom: bool) -> BlockBasedOptions:
+        table = BlockBasedOptions()
+        table.set_block_size(self._settings.rocksdb_block_size_kb * 2**10)
+        table.set_block_cache(Cache(self._settings.rocksdb_block_cache_mb * 2**20 // 2))
+        table.set_cache_index_and_filter_blocks(True)
+        table.set_pin_l0_filter_and_index_blocks_in_cache(True)
+        if bloom:
+            table.set_bloom_filter(10, False)
+        return table
+
+    def _write_options(self, *, no_slowdown: bool = False, sync: bool = True) -> WriteOptions:
+        options = WriteOptions()
+        options.sync = sync and self._settings.durability == "fsync"
+        # The stubs call it a method; it is a plain attribute.
+        options.disable_wal = self._settings.durability == "none"  # type: ignore[method-assign, assignment]
+        options.no_slowdown = no_slowdown
+        return options
+
+
+class View:
+    """A moment of the default family; what is written or deleted later does not show."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def iterator(self) -> Cursor:
+        return self._snapshot.iter()
+
+
+class Batch:
+    """Changes that become visible and durable together."""
+
+    __slots__ = ("_keys", "raw")
+
+    def __init__(self, keys: ColumnFamily) -> None:
+        self.raw = WriteBatch(raw_mode=True)
+        self._keys = keys
+
+    def put(self, key: bytes, value: bytes) -> None:
+        self.raw.put(key, value)
+
+    def delete(self, key: bytes) -> None:
+        self.raw.delete(key)
+
+    def delete_range(self, start: bytes, end: bytes) -> None:
+        """Delete everything from `start` up to but not including `end`."""
+        self.raw.delete_range(start, end)
+
+    def put_key(self, key: bytes, value: bytes) -> None:
+        """Remember an idempotency key."""
+        self.raw.put(key, value, self._keys)
+
+    def delete_key(self, key: bytes) -> None:
+        self.raw.delete(key, self._keys)
