@@ -1,0 +1,108 @@
+"""Answers of hot reads: JSON pages and Arrow streams, both in bounded memory.
+
+Payload bytes are never changed: what is not UTF-8 comes as base64. Everything here runs in
+a reader thread, because it waits for the disk.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from zombi_platform.errors import InvalidRequestError
+from zombi_platform.events import COLUMNS
+from zombi_platform.hot.buffer import Reading
+
+JSON_LIMIT_MAX: Final = 10_000
+ARROW_LIMIT_MAX: Final = 1_000_000
+PAGE_BYTES_MAX: Final = 32 * 2**20
+"""A JSON page ends early past this size, and says that there is more."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    body: bytes
+    count: int
+
+
+def parse_fields(text: str | None) -> list[str]:
+    """The columns asked for, in the order of the table."""
+    if text is None:
+        return list(COLUMNS.names)
+    wanted = [name.strip() for name in text.split(",")]
+    for name in wanted:
+        if name not in COLUMNS.names:
+            raise InvalidRequestError(
+                f"fields has {name[:40]!r}; there are {', '.join(COLUMNS.names)}"
+            )
+    return [name for name in COLUMNS.names if name in wanted]
+
+
+def json_page(reading: Reading, fields: list[str]) -> Page:
+    records: list[dict[str, Any]] = []
+    size, has_more = 0, reading.has_more
+    for batch in reading.batches:
+        if size > PAGE_BYTES_MAX:
+            has_more = True
+            break
+        records += _records(batch.select(fields))
+        size += batch.nbytes
+    body = _encode({"records": records, "count": len(records), "has_more": has_more})
+    return Page(body, len(records))
+
+
+def arrow_chunks(reading: Reading, fields: list[str]) -> Iterator[tuple[bytes, int]]:
+    """Pieces of an Arrow stream, each with the number of records in it."""
+    schema = pa.schema([COLUMNS.field(name) for name in fields])
+    pieces: list[bytes] = []
+    with pa.ipc.new_stream(pa.PythonFile(_Pieces(pieces), "w"), schema) as writer:
+        for batch in reading.batches:
+            writer.write_batch(batch.select(fields))
+            yield b"".join(pieces), batch.num_rows
+            pieces.clear()
+    yield b"".join(pieces), 0
+
+
+class _Pieces:
+    """A file that keeps what is written to it as a list."""
+
+    closed = False
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self._pieces = pieces
+
+    def write(self, data: Any) -> int:
+        self._pieces.append(bytes(data))
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+
+def _records(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    names = batch.schema.names
+    columns = [column.to_pylist() for column in batch.columns]
+    return [_record(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _record(values: Any) -> dict[str, Any]:
+    record: dict[str, Any] = {}
+    for name, value in values:
+        if name == "payload":
+            try:
+                record["payload"] = value.decode()
+            except UnicodeDecodeError:
+                record["payload_base64"] = base64.b64encode(value).decode()
+        elif name == "headers":
+            if value:
+                record["headers"] = dict(value)
+        elif value is not None:
+            record[name] = value
+    return record

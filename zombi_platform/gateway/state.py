@@ -1,0 +1,23 @@
+"""What the routes and the fast lane share, made once when the gateway starts."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from zombi_platform.gateway.access import Access
+from zombi_platform.gateway.metrics import Metrics
+from zombi_platform.gateway.writes import Writes
+from zombi_platform.hot import HotBuffer
+from zombi_platform.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayState:
+    settings: Settings
+    access: Access
+    metrics: Metrics
+    hot: HotBuffer
+    writes: Writes
+    readers: ThreadPoolExecutor
+    """Threads in which the hot buffer is read; their number bounds reads at once."""
