@@ -92,24 +92,41 @@ class GatewayProtocol(HttpToolsProtocol):
             self._refuse(503, "SERVER_OVERLOADED", "too many connections; retry shortly", retry=1)
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
+        # The scope is made in `_begin_scope`, only for requests that reach ASGI.
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
         self._head_size = 0
         self.receiving = True
         self.busy_since = time.monotonic()
 
     def on_url(self, url: bytes) -> None:
-        super().on_url(url)
-        self._grow_head(len(url))
+        self.url += url
+        self._head_size += len(url)
+        if self._head_size > HEAD_BYTES_MAX:
+            self._refuse_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
-        self._grow_head(len(name) + len(value))
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
+        self._head_size += len(name) + len(value)
+        if self._head_size > HEAD_BYTES_MAX:
+            self._refuse_head()
 
     def on_headers_complete(self) -> None:
         if self._fast and self._begin_write():
             return
         self._write = None
+        self._begin_scope()
         super().on_headers_complete()
+
+    def _begin_scope(self) -> None:
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, expects
+        self.headers += headers
 
     def on_body(self, body: bytes) -> None:
         if self._write is None:
@@ -240,10 +257,8 @@ class GatewayProtocol(HttpToolsProtocol):
         parts += (b"\r\n", answer.body)
         return b"".join(parts)
 
-    def _grow_head(self, size: int) -> None:
-        self._head_size += size
-        if self._head_size > HEAD_BYTES_MAX and not self.transport.is_closing():
-            self._refuse(431, "HEADERS_TOO_LARGE", f"the head is over {HEAD_BYTES_MAX} bytes")
+    def _refuse_head(self) -> None:
+        self._refuse(431, "HEADERS_TOO_LARGE", f"the head is over {HEAD_BYTES_MAX} bytes")
 
     def _refuse(self, status: int, code: str, message: str, retry: int | None = None) -> None:
         """Answer outside any route, and close."""

@@ -23,7 +23,7 @@ from zombi_platform.hot.scan import blocks_between
 from zombi_platform.hot.store import Store
 
 FAN_IN: Final = 16
-TIERS: Final = (16, 256, SETTLED_EVENTS)
+TIERS: Final = (32, SETTLED_EVENTS)
 """A block with fewer events than a number here belongs to that tier or a lower one."""
 
 

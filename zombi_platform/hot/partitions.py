@@ -19,8 +19,8 @@ from zombi_platform.hot.blocks import Block, decode_block
 from zombi_platform.hot.store import Store
 
 WATERMARK: Final = struct.Struct(">Q")
-SETTLED_EVENTS: Final = 4096
-SETTLED_BYTES: Final = 512 * 2**10
+SETTLED_EVENTS: Final = 512
+SETTLED_BYTES: Final = 64 * 2**10
 """A block with this much is large enough and never merged again."""
 TAIL_BLOCKS_MAX: Final = 1024
 """How many blocks from the end are looked at on start-up to find small ones to merge."""
