@@ -325,10 +325,11 @@ def _from_arrow(columns: dict[str, pa.Array], count: int) -> list[tuple[Segment,
         headers = [dict(entry) if entry else None for entry in columns["headers"].to_pylist()]
     found = []
     for partition in np.unique(partitions).tolist():
-        rows = np.flatnonzero(partitions == partition)
+        places = np.flatnonzero(partitions == partition)
+        rows = places.tolist()
         whole = len(rows) == count
-        part = payload if whole else payload.take(pa.array(rows))
-        chosen = stamps if whole else stamps[rows]
+        part = payload if whole else payload.take(pa.array(places))
+        chosen = stamps if whole else stamps[places]
         offsets = np.frombuffer(part.buffers()[1], np.int64)[part.offset :][: len(rows) + 1]
         data = part.buffers()[2]
         found.append(
