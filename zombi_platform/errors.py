@@ -9,16 +9,22 @@
     │   ├── ForbiddenError            403
     │   ├── NotFoundError             404
     │   ├── NotAcceptableError        406
+    │   ├── ConflictError             409, the state has moved on
+    │   │   └── FencedError           another worker has taken over; this one must stop
     │   ├── PayloadTooLargeError      413
     │   └── UnsupportedMediaError     415
     ├── TransientError      a retry may help: 503 with Retry-After
     │   ├── OverloadedError           too much in flight
     │   ├── BufferFullError           the hot buffer is at its limit
-    │   └── HotStorageError           RocksDB did not take the write
+    │   ├── HotStorageError           RocksDB did not take the write
+    │   ├── GatewayUnreachableError   no answer from the gateway
+    │   ├── LakeUnavailableError      the catalog or the object store does not answer
+    │   └── EngineUnavailableError    Spark does not answer
     └── TerminalError       a retry cannot help
         ├── SettingsError             a ZOMBI_ variable that cannot work
         ├── StartupError              the process cannot start: port, lock, disk
-        └── CorruptionError           stored bytes that break an invariant
+        ├── CorruptionError           stored bytes that break an invariant
+        └── LakeConflictError         the table is not as this platform left it
 """
 
 from __future__ import annotations
@@ -67,6 +73,15 @@ class NotAcceptableError(RejectedError):
     code = "NOT_ACCEPTABLE"
 
 
+class ConflictError(RejectedError):
+    status = 409
+    code = "CONFLICT"
+
+
+class FencedError(ConflictError):
+    code = "FENCED"
+
+
 class PayloadTooLargeError(RejectedError):
     status = 413
     code = "PAYLOAD_TOO_LARGE"
@@ -100,6 +115,18 @@ class HotStorageError(TransientError):
     code = "HOT_STORAGE_UNAVAILABLE"
 
 
+class GatewayUnreachableError(TransientError):
+    code = "GATEWAY_UNREACHABLE"
+
+
+class LakeUnavailableError(TransientError):
+    code = "LAKE_UNAVAILABLE"
+
+
+class EngineUnavailableError(TransientError):
+    code = "ENGINE_UNAVAILABLE"
+
+
 class TerminalError(ZombiError):
     code = "TERMINAL_ERROR"
 
@@ -114,3 +141,7 @@ class StartupError(TerminalError):
 
 class CorruptionError(TerminalError):
     code = "CORRUPTION"
+
+
+class LakeConflictError(TerminalError):
+    code = "LAKE_CONFLICT"

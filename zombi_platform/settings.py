@@ -116,10 +116,84 @@ class Settings:
         True, "Serve the two write routes ahead of FastAPI. Answers are the same either way."
     )
 
-    # Object store
+    # From hot to Iceberg
+    flush_interval_secs: int = setting(
+        60, "Age of the oldest event that is not in Iceberg at which a flush is due.", low=1
+    )
+    target_file_size_mb: int = setting(
+        128, "Most hot bytes that become one Parquet file; as many also make a flush due.", low=1
+    )
+    flush_max_segment: int = setting(
+        1_000_000, "Most events that become one Parquet file.", low=1, high=10_000_000
+    )
+    snapshot_threshold_files: int = setting(
+        10, "Staged files at which they are committed as a snapshot.", low=1
+    )
+    snapshot_threshold_gb: float = setting(
+        1.0, "Staged gigabytes at which they are committed as a snapshot.", low=0.0
+    )
+    snapshot_max_age_secs: int = setting(
+        60, "Age of the oldest event at which staged files are committed as a snapshot.", low=1
+    )
+    snapshots_kept: int = setting(
+        100, "Snapshots a table keeps; a commit expires older ones.", low=2, high=10_000
+    )
+    hot_retention_secs: int = setting(
+        0, "Seconds that committed events stay in the hot buffer.", low=0
+    )
+    delete_grace_secs: int = setting(
+        3600, "Seconds between the tombstone of a file in the lake and its deletion.", low=0
+    )
+    lease_secs: int = setting(
+        60, "Seconds after which a table's lease ends unless its worker renews it.", low=1
+    )
+    pipeline_silence_secs: int = setting(
+        120, "Seconds without a call from a pipeline after which the gateway says so.", low=1
+    )
+    tables_file: Path | None = setting(
+        None, "TOML file with thresholds of single tables; reread when it changes."
+    )
+
+    # Engines
+    engine: Literal["spark", "arrow"] | None = setting(
+        None, "What writes Parquet; without it Spark where Java is found, else Arrow."
+    )
+    spark_remote: str | None = setting(
+        None, "Spark Connect server, `sc://host:port`; without it the one on this machine."
+    )
+    spark_port: int = setting(
+        15002, "Port of the Spark Connect server on this machine.", low=1, high=65535
+    )
+    spark_master: str = setting("local[*,3]", "Master of the Spark server on this machine.")
+    spark_memory: str = setting("1g", "Heap of the Spark server on this machine.")
+    stage_concurrency: int = setting(
+        1, "Splits that the Arrow engine stages at once.", low=1, high=64
+    )
+
+    # Lake
+    warehouse: str | None = setting(
+        None, "Where tables live; else `s3://bucket/path`, else `warehouse` in the data directory."
+    )
     s3_bucket: str | None = setting(None, "Bucket of the lake; without it a local directory.")
+    storage_path: str = setting("tables", "Path of the lake in the bucket.")
     s3_endpoint: str | None = setting(None, "S3 endpoint that is not AWS.")
     s3_region: str = setting("us-east-1", "Region of the bucket.")
+    s3_max_retries: int = setting(5, "Tries of a request to the object store.", low=0, high=100)
+    s3_retry_initial_ms: int = setting(100, "First wait between such tries.", low=1)
+    s3_retry_max_ms: int = setting(10_000, "Longest wait between such tries.", low=1)
+    max_concurrent_s3_uploads: int = setting(
+        4, "Files that one task uploads at once.", low=1, high=256
+    )
+    catalog: Literal["filesystem", "sql", "rest", "glue", "hive"] = setting(
+        "filesystem", "Catalog that commits are made in."
+    )
+    catalog_uri: str | None = setting(None, "Address of a `sql`, `rest` or `hive` catalog.")
+    catalog_namespace: str = setting("zombi", "Namespace of the tables.")
+    catalog_url: str | None = setting(
+        None, "External REST catalog in which every table is registered and kept up to date."
+    )
+    catalog_warehouse: str | None = setting(None, "Warehouse to name to a REST catalog.")
+    catalog_token: str | None = secret("Bearer token for the REST catalog.")
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Settings:
@@ -162,33 +236,11 @@ NEEDLESS: Mapping[str, str] = {
     ),
     "ZOMBI_TIMESTAMP_INDEX_ENABLED": "blocks carry their time range, so reads skip without one",
     "ZOMBI_FLUSH_BATCH_SIZE": "a flush takes everything there is",
+    "ZOMBI_ICEBERG_ENABLED": "there is no other output",
     "ZOMBI_REDIS_URL": "gateways share nothing",
     "ZOMBI_NODE_ID": "gateways share nothing",
 }
 """Variables of other Zombi versions that this design has no use for, and why."""
-
-PIPELINE: frozenset[str] = frozenset(
-    {
-        "ZOMBI_STORAGE_PATH",
-        "ZOMBI_S3_MAX_RETRIES",
-        "ZOMBI_S3_RETRY_INITIAL_MS",
-        "ZOMBI_S3_RETRY_MAX_MS",
-        "ZOMBI_ICEBERG_ENABLED",
-        "ZOMBI_TARGET_FILE_SIZE_MB",
-        "ZOMBI_COMPACTED_FILE_SIZE_MB",
-        "ZOMBI_SNAPSHOT_THRESHOLD_FILES",
-        "ZOMBI_SNAPSHOT_THRESHOLD_GB",
-        "ZOMBI_SNAPSHOT_MAX_AGE_SECS",
-        "ZOMBI_MAX_CONCURRENT_S3_UPLOADS",
-        "ZOMBI_FLUSH_INTERVAL_SECS",
-        "ZOMBI_FLUSH_MAX_SEGMENT",
-        "ZOMBI_CATALOG_URL",
-        "ZOMBI_CATALOG_NAMESPACE",
-        "ZOMBI_CATALOG_TOKEN",
-        "ZOMBI_HOT_RETENTION_SECS",
-    }
-)
-"""Variables of the way from the hot buffer to Iceberg, which the gateway does not read."""
 
 
 def variable(spec: Field[Any]) -> str:
@@ -198,7 +250,7 @@ def variable(spec: Field[Any]) -> str:
 
 def remarks(environ: Mapping[str, str]) -> list[str]:
     """One line for each ZOMBI_ variable that has no effect, with the nearest known name."""
-    known = {variable(spec) for spec in fields(Settings)} | PIPELINE
+    known = {variable(spec) for spec in fields(Settings)}
     lines = []
     for name in sorted(environ):
         if not name.startswith(PREFIX) or name in known:
