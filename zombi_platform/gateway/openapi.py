@@ -1,0 +1,126 @@
+"""The OpenAPI document: shapes of bodies and answers, errors by route, how to sign in.
+
+FastAPI derives parameters and models from the routes; what it cannot see (bodies that are
+decoded by hand, headers of answers, tokens) is said here. Nothing here runs per request.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any, Final
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel, Field
+
+from zombi_platform.errors import (
+    ForbiddenError,
+    InvalidRequestError,
+    NotAcceptableError,
+    NotFoundError,
+    PayloadTooLargeError,
+    UnauthorizedError,
+    UnsupportedMediaError,
+)
+
+WRITING: Final = "Write"
+READING: Final = "Read"
+CONSUMING: Final = "Consumer offsets"
+OPERATING: Final = "Operate"
+SIGNING_IN: Final = "Sign in"
+
+TAGS: Final = [
+    {"name": WRITING, "description": "Events in. The answer comes when they are durable."},
+    {"name": READING, "description": "Events that are still in the hot buffer."},
+    {"name": CONSUMING, "description": "Deprecated: read the tables with an Iceberg engine."},
+    {"name": OPERATING, "description": "Health, statistics and metrics."},
+    {"name": SIGNING_IN, "description": "OAuth2 client credentials made from a token."},
+]
+
+
+class ErrorBody(BaseModel):
+    """Every error has this shape."""
+
+    error: str = Field(description="What was wrong, and what to do.")
+    code: str = Field(description="A name for programs.", examples=["INVALID_REQUEST"])
+
+
+_REJECTED: Final = {
+    kind.status: kind.code
+    for kind in (
+        InvalidRequestError,
+        UnauthorizedError,
+        ForbiddenError,
+        NotFoundError,
+        NotAcceptableError,
+        PayloadTooLargeError,
+        UnsupportedMediaError,
+    )
+}
+_RETRY_AFTER: Final = {
+    "description": "Seconds to wait before the next try.",
+    "schema": {"type": "integer", "minimum": 1},
+}
+_CHALLENGE: Final = {"description": "Always `Bearer`.", "schema": {"type": "string"}}
+
+
+def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The error answers of a route, for FastAPI's `responses`."""
+    return {status: _error(status) for status in statuses}
+
+
+def _error(status: int) -> dict[str, Any]:
+    code = _REJECTED.get(status)
+    about = HTTPStatus(status).phrase + (f", usually `{code}`" if code else "")
+    answer: dict[str, Any] = {"model": ErrorBody, "description": about}
+    if status == 401:
+        answer["headers"] = {"WWW-Authenticate": _CHALLENGE}
+    if status == 503:
+        answer["headers"] = {"Retry-After": _RETRY_AFTER}
+        answer["description"] = (
+            "Not now: `SERVER_OVERLOADED`, `BUFFER_FULL` or `HOT_STORAGE_UNAVAILABLE`"
+        )
+    return answer
+
+
+SIGNED_IN: Final[dict[str, Any]] = {"security": [{"token": []}, {"client_credentials": []}]}
+"""For `openapi_extra`: the route wants a token when the gateway has tokens configured."""
+
+_SCHEMES: Final[dict[str, Any]] = {
+    "token": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "A token made by `zombi token create`. Without a tokens file the gateway "
+        "serves its own machine only and wants none.",
+    },
+    "client_credentials": {
+        "type": "oauth2",
+        "description": "The token's id and secret, exchanged for an access token.",
+        "flows": {"clientCredentials": {"tokenUrl": "/v1/oauth/tokens", "scopes": {}}},
+    },
+}
+
+
+def describe(app: FastAPI) -> dict[str, Any]:
+    """The document, made once."""
+    if app.openapi_schema is None:
+        document = get_openapi(
+            title=app.title,
+            version=app.version,
+            description=app.description,
+            tags=TAGS,
+            routes=app.routes,
+        )
+        _drop_unused_errors(document)
+        document["components"]["securitySchemes"] = _SCHEMES
+        app.openapi_schema = document
+    return app.openapi_schema
+
+
+def _drop_unused_errors(document: dict[str, Any]) -> None:
+    """FastAPI says 422 wherever there are parameters; here such requests get 400."""
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        document["components"]["schemas"].pop(name, None)

@@ -1,0 +1,47 @@
+"""What every route asks of a request: who sent it, and its body within a limit."""
+
+from __future__ import annotations
+
+from fastapi import Request, Response
+
+from zombi_platform.gateway.bodies import too_large
+from zombi_platform.gateway.state import GatewayState
+from zombi_platform.gateway.tokens import Principal
+from zombi_platform.gateway.writes import Answer
+
+
+def caller(request: Request, state: GatewayState) -> Principal:
+    header = request.headers.get("authorization")
+    return state.access.authenticate(None if header is None else header.encode("latin-1"))
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The whole body, if it is within the limit.
+
+    A body past it is still received, though not kept: closing on a client that is sending
+    would reset the connection before the client sees why. One that waits for a go-ahead
+    (`Expect`) is refused before it sends, and the request timeout bounds them all.
+    """
+    declared = request.headers.get("content-length", "")
+    if "expect" in request.headers and declared.isdigit() and int(declared) > limit:
+        raise too_large(limit)
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            parts.clear()
+        else:
+            parts.append(part)
+    if size > limit:
+        raise too_large(limit)
+    return b"".join(parts)
+
+
+def to_response(answer: Answer) -> Response:
+    headers = {}
+    if answer.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    if answer.retry_after is not None:
+        headers["retry-after"] = str(answer.retry_after)
+    return Response(answer.body, answer.status, headers, "application/json")
