@@ -116,6 +116,10 @@ class Settings:
         True, "Serve the two write routes ahead of FastAPI. Answers are the same either way."
     )
 
+    failpoints: str | None = setting(
+        None, "Only for tests: places at which a process dies, freezes or fails."
+    )
+
     # From hot to Iceberg
     flush_interval_secs: int = setting(
         60, "Age of the oldest event that is not in Iceberg at which a flush is due.", low=1

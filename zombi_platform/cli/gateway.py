@@ -6,12 +6,14 @@ import os
 
 import typer
 
+from zombi_platform.failpoints import arm
 from zombi_platform.settings import Settings, remarks
 
 
 def serve() -> None:
     """Run the gateway until SIGTERM or Ctrl-C; configured by ZOMBI_ variables."""
     settings = Settings.from_env(os.environ)
+    arm(settings.failpoints)
     for remark in remarks(os.environ):
         typer.echo(f"zombi: {remark}", err=True)
     # Here and not above: other commands start without the web server's imports.
