@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import http.client
 import io
 import json
 import random
@@ -16,6 +17,7 @@ import pytest
 
 from tests.gateway import Gateway, running
 from zombi_platform.gateway.event_pb2 import BulkWriteRequest, Event
+from zombi_platform.gateway.tokens import create_token, revoke_token
 
 
 def arrow(**columns: list[object]) -> bytes:
@@ -148,3 +150,80 @@ def test_torn_and_pipelined_requests_are_answered_alike(
     fast, slow = (exchange(lane.port, data, seed) for lane in lanes)
     assert fast == slow
     assert fast.count(b'{"status":"ok"}') == 2
+
+
+def converse(port: int, pieces: list[tuple[bytes, int]]) -> list[bytes]:
+    """Send pieces one by one, reading as many answers as each piece is to get."""
+    answers = []
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        stream = connection.makefile("rb")
+        for piece, expected in pieces:
+            connection.sendall(piece)
+            if not expected:
+                settle(port)
+            for _ in range(expected):
+                head = b"".join(iter(stream.readline, b"\r\n"))
+                length = re.search(rb"content-length: (\d+)", head)
+                assert length is not None, head
+                answers.append(re.sub(rb"date: [^\r]*", b"", head) + stream.read(int(length[1])))
+    return answers
+
+
+def settle(port: int) -> None:
+    """Return when the server has read what was sent before, here by asking it something."""
+    asked = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    asked.request("GET", "/health")
+    assert asked.getresponse().read()
+    asked.close()
+
+
+def test_a_repeated_head_is_answered_like_the_first(lanes: tuple[Gateway, Gateway]) -> None:
+    one, two = post("/tables/r", b'{"payload":"1"}'), post("/tables/r", b'{"payload":"10"}')
+    other = post("/tables/r", PROTO, X_PROTO, "X-Partition: 1")
+    pieces = [
+        *((post("/tables/r", b'{"payload":"%d"}' % 10**n), 1) for n in range(12)),
+        (one + two, 2),
+        (two + b"\r\n", 1),
+        (two, 1),
+        (one.replace(b"Length: 15", b"Length: 015"), 1),
+        (post("/tables/r", b""), 1),
+        (post("/tables/r", b'{"payload":'), 1),
+        (one, 1),
+        (other, 1),
+        (other, 1),
+        (other.replace(b"Partition: 1", b"Partition: 2"), 1),
+        (one, 1),
+        (post("/tables/r/bulk", records({"payload": "a"})), 1),
+        (post("/tables/r/bulk", records({"payload": "b"}, {"payload": "c"})), 1),
+    ]
+    fast, slow = (converse(lane.port, pieces) for lane in lanes)
+    assert fast == slow
+    assert [answer[9:12] for answer in fast].count(b"400") == 2
+
+
+@pytest.mark.parametrize("cut", [1, 40, 80, -len(EVENT) - 1, -len(EVENT), -1])
+def test_a_repeated_head_may_come_in_two_pieces(lanes: tuple[Gateway, Gateway], cut: int) -> None:
+    whole = post("/tables/p", EVENT)
+    pieces = [(whole, 1), (whole, 1), (whole[:cut], 0), (whole[cut:], 1), (whole, 1)]
+    fast, slow = (converse(lane.port, pieces) for lane in lanes)
+    assert fast == slow
+    assert len(set(fast)) == 4
+
+
+def test_a_repeated_head_is_refused_once_its_token_is_revoked(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.json"
+    token = create_token(file, "producer", ["produce"])
+    request = post("/tables/t", EVENT, "application/json", f"Authorization: Bearer {token}")
+    with (
+        running(tmp_path / "data", tokens_file=str(file)) as gateway,
+        socket.create_connection(("127.0.0.1", gateway.port), timeout=60) as connection,
+    ):
+        connection.sendall(request)
+        assert b" 202 " in connection.recv(65536)
+        revoke_token(file, "producer")
+        answer = b" 202 "
+        while b" 202 " in answer:
+            connection.sendall(request)
+            answer = connection.recv(65536)
+        assert b" 401 " in answer

@@ -77,38 +77,33 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def decode_single(content_type: bytes, body: bytes, partition: bytes | None) -> list[Segment]:
+def decode_single(content_type: bytes, body: bytes, partition: bytes | None) -> Segment:
     """One event; `partition` is the X-Partition header, which only protobuf uses."""
     if content_type == JSON:
         record = _decode_json(_single.decode, body)
         payload = record.payload.encode() if record.payload is not None else None
         if payload is None or record.payload_base64 is not None:
             payload = _payload_of(record, None)
-        return [
-            _one(
-                payload,
-                record.partition,
-                record.timestamp_ms,
-                record.idempotency_key,
-                record.headers,
-            )
-        ]
+        return _one(
+            payload, record.partition, record.timestamp_ms, record.idempotency_key, record.headers
+        )
     if content_type == PROTOBUF:
         event = event_pb2.Event()
         _parse_protobuf(event, body)
         stamp = _proto_timestamp(event.timestamp_ms, None)
         headers = dict(event.headers)
         number = _partition_header(partition)
-        return [_one(event.payload, number, stamp, event.idempotency_key, headers)]
+        return _one(event.payload, number, stamp, event.idempotency_key, headers)
     raise _unsupported(content_type, "application/json or application/x-protobuf")
 
 
-def decode_bulk(content_type: bytes, body: bytes, limit: int) -> list[tuple[Segment, Any]]:
-    """The segments of a bulk request, each with the rows of the request it holds."""
+def decode_bulk(content_type: bytes, body: bytes, limit: int) -> tuple[list[Segment], list[Any]]:
+    """The segments of a bulk request, and for each the rows of the request it holds."""
     decoder = _BULK.get(content_type)
     if decoder is None:
         raise _unsupported(content_type, "application/json, x-ndjson, x-protobuf or Arrow stream")
-    return decoder(body, limit)
+    decoded = decoder(body, limit)
+    return [s for s, _ in decoded], [r for _, r in decoded]
 
 
 def _decode_json(decode: Callable[[bytes], Any], body: bytes) -> Any:

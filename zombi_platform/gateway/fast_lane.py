@@ -2,15 +2,19 @@
 
 A subclass of uvicorn's HTTP protocol looks at the head of each request. A plain write on a
 connection with nothing else under way goes straight to `Writes`; everything else, odd or
-erroneous, takes FastAPI's way. Answers leave in the order of the requests: while a fast
-write waits for its ack, a later request on that connection waits in uvicorn's own queue.
+erroneous, takes FastAPI's way. A head that the connection repeats is not parsed again.
+Answers leave in the order of the requests: while a fast write waits for its ack, a later
+request on that connection waits in uvicorn's own queue.
 """
 
 from __future__ import annotations
 
+import math
+import re
 import time
 from typing import TYPE_CHECKING, Any, Final, cast
 
+import msgspec
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -27,7 +31,10 @@ if TYPE_CHECKING:
     from zombi_platform.gateway.state import GatewayState
 
 HEAD_BYTES_MAX: Final = 64 * 1024
+LENGTH_DIGITS_MAX: Final = 10
 ROUTES_MAX: Final = 10_000
+
+_CONTENT_LENGTH: Final = re.compile(rb"\r\ncontent-length: ?([0-9]+)\r\n", re.IGNORECASE)
 
 
 class _Waiting:
@@ -47,6 +54,9 @@ class _Done(_Waiting):
     response_complete = True
 
 
+_WAITING: Final = cast(RequestResponseCycle, _Waiting)
+_DONE: Final = cast(RequestResponseCycle, _Done)
+
 _ROUTES: dict[bytes, tuple[str, bool] | None] = {}
 
 
@@ -62,6 +72,63 @@ def parse_route(url: bytes) -> tuple[str, bool] | None:
     return found
 
 
+class Repeat(msgspec.Struct, gc=False, frozen=True):
+    """A plain write's head, cut in two around its content length, and what it stands for.
+
+    Producers send the same head over and over. At the start of a message the parser goes by
+    nothing but the bytes, so the same bytes mean the same again.
+    """
+
+    before: bytes
+    after: bytes
+    request: WriteRequest
+    principal: Principal
+    generation: int
+
+    @staticmethod
+    def of(
+        data: bytes, body: bytes, request: WriteRequest, principal: Principal, generation: int
+    ) -> Repeat | None:
+        """What to look for next, if the data was this one request and nothing else."""
+        head = data[: len(data) - len(body)]
+        found = _CONTENT_LENGTH.search(head)
+        if found is None or int(found[1]) != len(body) or not head.startswith(b"POST "):
+            return None
+        if head.find(b"\r\n\r\n") != len(head) - 4:
+            return None
+        start, end = found.span(1)
+        return Repeat(head[:start], head[end:], request, principal, generation)
+
+    def body_of(self, data: bytes) -> bytes | None:
+        """The body, if the data is this head and exactly the body that it announces."""
+        start = len(self.before)
+        end = data.find(b"\r", start, start + LENGTH_DIGITS_MAX)
+        if end < 0 or not data.startswith(self.before) or not data.startswith(self.after, end):
+            return None
+        body = data[end + len(self.after) :]
+        return body if data[start:end] == b"%d" % len(body) else None
+
+
+class Heads:
+    """Status lines with the server's default headers, which it renews every second."""
+
+    def __init__(self) -> None:
+        self._defaults: list[tuple[bytes, bytes]] = []
+        self._heads: dict[int, bytes] = {}
+
+    def of(self, status: int, defaults: list[tuple[bytes, bytes]]) -> bytes:
+        if defaults is not self._defaults:
+            self._defaults, self._heads = defaults, {}
+        head = self._heads.get(status)
+        if head is None:
+            lines = [b"%b: %b\r\n" % line for line in defaults]
+            head = self._heads[status] = b"".join([STATUS_LINE[status], *lines])
+        return head
+
+
+_HEADS: Final = Heads()
+
+
 class GatewayProtocol(HttpToolsProtocol):
     """One connection. `gateway` is set on the subclass that the server is given."""
 
@@ -70,6 +137,9 @@ class GatewayProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._write: WriteRequest | None = None
+        self._repeat: Repeat | None = None
+        self._segment = b""
+        """The data under way, if it began where a message begins."""
         self._body: list[bytes] = []
         self._body_size = 0
         self._waiting = False
@@ -90,6 +160,14 @@ class GatewayProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         if len(self.connections) > self.gateway.settings.max_connections:
             self._refuse(503, "SERVER_OVERLOADED", "too many connections; retry shortly", retry=1)
+
+    def data_received(self, data: bytes) -> None:
+        if not self.receiving:
+            if self.cycle is _DONE and self._repeat is not None and self._take_repeated(data):
+                return
+            self._segment = data
+        super().data_received(data)
+        self._segment = b""
 
     def on_message_begin(self) -> None:
         # The scope is made in `_begin_scope`, only for requests that reach ASGI.
@@ -150,17 +228,20 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._discarding:
             self._answer(error_answer(too_large(self.gateway.writes.body_limit)))
             return
-        write.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._body = []
         self._waiting = True
-        self.cycle = cast(RequestResponseCycle, _Waiting)
+        self.cycle = _WAITING
         try:
             principal = self._authenticate()
         except ZombiError as error:
             self.gateway.metrics.errors += 1
             self._answer(error_answer(error))
             return
-        self.gateway.writes.submit(write, principal, self._answer)
+        self._repeat = None
+        if self._segment and self._keep_alive and principal.expires == math.inf:
+            self._repeat = Repeat.of(self._segment, body, write, principal, self._generation)
+        self.gateway.writes.submit(write, body, principal, self._answer)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "INVALID_REQUEST", f"{msg} Send a well-formed HTTP/1.1 request.")
@@ -196,20 +277,25 @@ class GatewayProtocol(HttpToolsProtocol):
         route = parse_route(self.url)
         if route is None or self.parser.should_upgrade():
             return False
-        write = WriteRequest(*route)
-        for name, value in self.headers:
-            if name == b"content-type":
-                write.content_type = value
-            elif name == b"content-encoding":
-                write.content_encoding = value
-            elif name == b"x-partition":
-                write.partition = value
-            elif name == b"prefer":
-                write.prefer = value
+        write = WriteRequest.of(*route, self.headers)
         self._keep_alive = (
             self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
         )
         self._write, self._body, self._body_size, self._discarding = write, [], 0, False
+        return True
+
+    def _take_repeated(self, data: bytes) -> bool:
+        """Take a request whose head came before, without the parser."""
+        repeat, gateway = self._repeat, self.gateway
+        assert repeat is not None
+        body = repeat.body_of(data)
+        if body is None or len(body) > gateway.writes.body_limit:
+            return False
+        if repeat.generation != gateway.access.generation:
+            return False
+        self._waiting = True
+        self.cycle = _WAITING
+        gateway.writes.submit(repeat.request, body, repeat.principal, self._answer)
         return True
 
     def _authenticate(self) -> Principal:
@@ -220,7 +306,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self._principal is None
             or header != self._authorization
             or self._generation != access.generation
-            or self._principal.expires != float("inf")
+            or self._principal.expires != math.inf
         ):
             self._principal = access.authenticate(header)
             self._authorization, self._generation = header, access.generation
@@ -233,29 +319,27 @@ class GatewayProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self.transport.write(self._render(answer))
-        self.cycle = self.cycle if self.pipeline else cast(RequestResponseCycle, _Done)
         if not self._keep_alive:
             self.transport.close()
-            return
-        self.server_state.total_requests += 1
-        if self.pipeline:
+        elif self.pipeline:
             self.flow.resume_reading()
             cycle, app = self.pipeline.pop()
             self._start_asgi_task(cycle, app)
+        else:
+            self.cycle = _DONE
 
     def _render(self, answer: Answer) -> bytes:
-        parts = [STATUS_LINE[answer.status]]
-        for name, value in self.server_state.default_headers:
-            parts += (name, b": ", value, b"\r\n")
+        head = _HEADS.of(answer.status, self.server_state.default_headers)
         if answer.status == 401:
-            parts.append(b"www-authenticate: Bearer\r\n")
+            head += b"www-authenticate: Bearer\r\n"
         if answer.retry_after is not None:
-            parts.append(b"retry-after: %d\r\n" % answer.retry_after)
-        parts.append(b"content-length: %d\r\ncontent-type: application/json\r\n" % len(answer.body))
-        if not self._keep_alive:
-            parts.append(b"connection: close\r\n")
-        parts += (b"\r\n", answer.body)
-        return b"".join(parts)
+            head += b"retry-after: %d\r\n" % answer.retry_after
+        return b"%bcontent-length: %d\r\ncontent-type: application/json\r\n%b\r\n%b" % (
+            head,
+            len(answer.body),
+            b"" if self._keep_alive else b"connection: close\r\n",
+            answer.body,
+        )
 
     def _refuse_head(self) -> None:
         self._refuse(431, "HEADERS_TOO_LARGE", f"the head is over {HEAD_BYTES_MAX} bytes")

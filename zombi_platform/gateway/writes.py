@@ -8,7 +8,7 @@ bytes of writes in flight are bounded; past a bound a write is refused, not queu
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -27,16 +27,39 @@ REQUEST_BYTES: Final = 512
 _encode = msgspec.json.Encoder().encode
 
 
-class WriteRequest(msgspec.Struct, gc=False, eq=False):
-    """A write as the lanes hand it over: header values raw, the body whole."""
+class WriteRequest(msgspec.Struct, gc=False, frozen=True):
+    """What the head of a write says."""
 
     table: str
     bulk: bool
     content_type: bytes = b""
     content_encoding: bytes = b""
     partition: bytes | None = None
-    prefer: bytes = b""
-    body: bytes = b""
+    minimal: bool = False
+
+    @staticmethod
+    def of(table: str, bulk: bool, headers: Iterable[tuple[bytes, bytes]]) -> WriteRequest:
+        """From header lines with names in lower case; of a repeated name the last one counts."""
+        found = dict(headers)
+        return WriteRequest(
+            table,
+            bulk,
+            found.get(b"content-type", b"").split(b";")[0].strip().lower(),
+            found.get(b"content-encoding", b""),
+            found.get(b"x-partition"),
+            b"return=minimal" in found.get(b"prefer", b""),
+        )
+
+
+class Write(Append, gc=False, eq=False, kw_only=True):
+    """A write on its way through the hot buffer, with what its answer needs."""
+
+    request: WriteRequest
+    rows: list[Any] | None
+    """For a bulk the places of each segment's events in the request."""
+    size: int
+    started: float
+    answer: Callable[[Answer], None]
 
 
 class Answer(msgspec.Struct, gc=False, frozen=True):
@@ -53,10 +76,10 @@ def error_answer(error: ZombiError) -> Answer:
 
 
 class Writes:
-    """Admits, decodes and submits writes. `done` is called once, in the loop."""
+    """Admits, decodes and submits writes. Each is answered once, in the loop."""
 
     def __init__(self, settings: Settings, hot: HotBuffer, metrics: Metrics) -> None:
-        self._hot = hot
+        self._check_room, self._submit = hot.check_room, hot.submit
         self._metrics = metrics
         self._max_writes = settings.max_inflight_writes
         self._max_bytes = settings.max_inflight_bytes_mb * 2**20
@@ -64,49 +87,63 @@ class Writes:
         self.body_limit = settings.max_body_mb * 2**20
 
     def submit(
-        self, request: WriteRequest, principal: Principal, done: Callable[[Answer], None]
+        self,
+        request: WriteRequest,
+        body: bytes,
+        principal: Principal,
+        answer: Callable[[Answer], None],
     ) -> None:
-        """Answer through `done`: at once when refused, else when the events are durable."""
+        """Call `answer`: at once when refused, else when the events are durable."""
         started = time.perf_counter()
         try:
             principal.require("produce", request.table)
-            self._admit(len(request.body))
-            body = request.body
+            self._admit(len(body))
             if request.content_encoding:
                 body = decompress(body, request.content_encoding, self.body_limit)
-            content_type = _media_type(request.content_type)
             rows: list[Any] | None = None
             if request.bulk:
-                decoded = decode_bulk(content_type, body, self._max_records)
-                segments, rows = [s for s, _ in decoded], [r for _, r in decoded]
+                segments, rows = decode_bulk(request.content_type, body, self._max_records)
             else:
-                segments = decode_single(content_type, body, request.partition)
+                segments = [decode_single(request.content_type, body, request.partition)]
         except ZombiError as error:
             self._metrics.errors += 1
-            done(error_answer(error))
+            answer(error_answer(error))
             return
-        metrics, size = self._metrics, len(body)
-        charge = size + REQUEST_BYTES
-        metrics.inflight_writes += 1
-        metrics.inflight_bytes += charge
+        size = len(body)
+        self._metrics.inflight_writes += 1
+        self._metrics.inflight_bytes += size + REQUEST_BYTES
+        self._submit(
+            Write(
+                request.table,
+                segments,
+                self._finish,
+                request=request,
+                rows=rows,
+                size=size,
+                started=started,
+                answer=answer,
+            )
+        )
 
-        def finish(append: Append, error: ZombiError | None) -> None:
-            metrics.inflight_writes -= 1
-            metrics.inflight_bytes -= charge
-            if error is not None:
-                metrics.errors += 1
-                done(error_answer(error))
-                return
-            count = sum([segment.count for segment in append.segments])
-            metrics.wrote(append.table, count, size, time.perf_counter() - started)
-            if rows is None:
-                done(_single_answer(append))
-            elif b"return=minimal" in request.prefer:
-                done(_minimal_answer(append, count))
-            else:
-                done(_bulk_answer(append, rows, count))
-
-        self._hot.submit(Append(request.table, segments, finish))
+    def _finish(self, write: Write, error: ZombiError | None) -> None:
+        metrics = self._metrics
+        metrics.inflight_writes -= 1
+        metrics.inflight_bytes -= write.size + REQUEST_BYTES
+        if error is not None:
+            metrics.errors += 1
+            write.answer(error_answer(error))
+            return
+        seconds = time.perf_counter() - write.started
+        if write.rows is None:
+            metrics.wrote(write.table, 1, write.size, seconds)
+            write.answer(_single_answer(write))
+            return
+        count = sum([segment.count for segment in write.segments])
+        metrics.wrote(write.table, count, write.size, seconds)
+        if write.request.minimal:
+            write.answer(_minimal_answer(write, count))
+        else:
+            write.answer(_bulk_answer(write, write.rows, count))
 
     def _admit(self, size: int) -> None:
         metrics = self._metrics
@@ -120,11 +157,7 @@ class Writes:
                 f"{metrics.inflight_bytes} bytes are in flight, at most {self._max_bytes} may be "
                 "(ZOMBI_MAX_INFLIGHT_BYTES_MB); retry shortly"
             )
-        self._hot.check_room()
-
-
-def _media_type(value: bytes) -> bytes:
-    return value if value.islower() and b";" not in value else value.split(b";")[0].strip().lower()
+        self._check_room()
 
 
 def _offsets(segment: Segment) -> list[int] | range:

@@ -15,7 +15,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -36,11 +36,11 @@ KEY_ENTRY: Final = struct.Struct(">QQ")
 
 
 class Append(msgspec.Struct, gc=False, eq=False):
-    """One write request. `done` is called once, in the loop, with the error or None."""
+    """One write request. `done` is called once, in the loop, with this and the error or None."""
 
     table: str
     segments: list[Segment]
-    done: Callable[[Append, ZombiError | None], None]
+    done: Callable[[Any, ZombiError | None], None]
 
 
 class Tail(msgspec.Struct, gc=False):

@@ -95,25 +95,15 @@ def write_routes(state: GatewayState) -> APIRouter:
 
 async def _write(state: GatewayState, request: Request, table: str, *, bulk: bool) -> Response:
     principal = caller(request, state)
-    write = WriteRequest(check_table(table), bulk)
-    write.body = await read_body(request, state.writes.body_limit)
-    for name, value in request.headers.raw:
-        match name:
-            case b"content-type":
-                write.content_type = value
-            case b"content-encoding":
-                write.content_encoding = value
-            case b"x-partition":
-                write.partition = value
-            case b"prefer":
-                write.prefer = value
+    write = WriteRequest.of(check_table(table), bulk, request.headers.raw)
+    body = await read_body(request, state.writes.body_limit)
     answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
     def done(answer: Answer) -> None:
         if not answered.done():
             answered.set_result(answer)
 
-    state.writes.submit(write, principal, done)
+    state.writes.submit(write, body, principal, done)
     return to_response(await answered)
 
 
