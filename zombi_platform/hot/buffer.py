@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -20,6 +21,7 @@ import pyarrow as pa
 
 from zombi_platform.errors import (
     BufferFullError,
+    CorruptionError,
     HotStorageError,
     NotFoundError,
     TerminalError,
@@ -31,7 +33,7 @@ from zombi_platform.hot.group_commit import Append, Committed, GroupCommit
 from zombi_platform.hot.merging import merge, note_merged, plan
 from zombi_platform.hot.partitions import WATERMARK, Partition, Partitions
 from zombi_platform.hot.scan import blocks_between, fetch, scan, select
-from zombi_platform.hot.store import Store
+from zombi_platform.hot.store import Batch, Store
 from zombi_platform.settings import Settings
 
 UPKEEP_SECS: Final = 0.25
@@ -78,8 +80,7 @@ class HotBuffer:
         self._watcher = on_commit
         self._max_bytes = settings.max_hot_bytes_mb * 2**20
         self._store = Store(settings)
-        self.partitions = Partitions(settings.max_tables, settings.max_partitions)
-        self.partitions.load(self._store)
+        self.partitions = self._load(self._store)
         self._bytes = self._count_bytes()
         self._failure: HotStorageError | None = None
         self._dirty: set[Partition] = set()
@@ -90,6 +91,7 @@ class HotBuffer:
             on_commit=self._committed,
             on_failure=self._failed,
         )
+        self._loop = asyncio.get_running_loop()
         self._rewriting = asyncio.Lock()
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="hot-upkeep")
         self._upkeep = asyncio.create_task(self._keep_up())
@@ -142,16 +144,17 @@ class HotBuffer:
             members = [member for member in members if member.number == partition]
         ranges = [(member, max(offset, member.first), member.last) for member in members]
         ranges = [(member, first, last) for member, first, last in ranges if first <= last]
-        view = self._store.view()
-        if partition is not None and since is None:
-            if not ranges:
-                return Reading(iter(()), has_more=False)
-            member, first, last = ranges[0]
-            end = min(last, first + limit - 1)
-            return Reading(scan(view, member, first, end), has_more=end < last)
-        chosen, has_more = select(view, ranges, since, limit, by_time=partition is None)
+        with _reads():
+            view = self._store.view()
+            if partition is not None and since is None:
+                if not ranges:
+                    return Reading(iter(()), has_more=False)
+                member, first, last = ranges[0]
+                end = min(last, first + limit - 1)
+                return Reading(_guarded(scan(view, member, first, end)), has_more=end < last)
+            chosen, has_more = select(view, ranges, since, limit, by_time=partition is None)
         found = {member.number: member for member in members}
-        return Reading(fetch(view, found, chosen), has_more)
+        return Reading(_guarded(fetch(view, found, chosen)), has_more)
 
     def scan(self, table: str, partition: int, first: int, last: int) -> Iterator[pa.RecordBatch]:
         """The sequences `first` to `last`, all of them or an error; runs in a thread."""
@@ -161,7 +164,8 @@ class HotBuffer:
                 f"sequences {first} to {last} of partition {partition} of table {table!r} "
                 "are not in the hot buffer"
             )
-        return scan(self._store.view(), member, first, last)
+        with _reads():
+            return _guarded(scan(self._store.view(), member, first, last))
 
     # Watermarks and deletion
 
@@ -176,18 +180,18 @@ class HotBuffer:
         batch = self._store.batch()
         suffix = keys.partition_suffix(table, partition)
         batch.put(keys.FLUSH_WATERMARKS + suffix, WATERMARK.pack(sequence))
-        await self._in_thread(self._store.write, batch)
+        await self._in_thread(self._write, batch)
         member.flushed = max(member.flushed, sequence)
 
     async def delete_up_to(self, table: str, partition: int, sequence: int) -> int:
         """Delete flushed events up to here; returns how many. Repeating it is harmless."""
-        member = self._need_partition(table, partition)
-        if sequence > member.flushed:
-            raise TerminalError(
-                f"events of {table}/{partition} past its flush watermark {member.flushed} are "
-                f"nowhere else; refusing to delete up to {sequence}"
-            )
         async with self._rewriting:
+            member = self._need_partition(table, partition)
+            if sequence > member.flushed:
+                raise TerminalError(
+                    f"events of {table}/{partition} past its flush watermark {member.flushed} "
+                    f"are nowhere else; refusing to delete up to {sequence}"
+                )
             if sequence < member.first:
                 return 0
             start = await self._in_thread(self._delete_blocks, member, sequence)
@@ -208,7 +212,7 @@ class HotBuffer:
         batch.delete_range(keys.block_key(prefix, 0), keys.block_key(prefix, end))
         suffix = keys.partition_suffix(member.table, member.number)
         batch.put(keys.CLEANUP_WATERMARKS + suffix, WATERMARK.pack(sequence))
-        self._store.write(batch)
+        self._write(batch)
         return (member.bytes_end, None) if rest is None else (rest.bytes_before, rest.ingest_ms)
 
     # Consumer offsets
@@ -216,11 +220,21 @@ class HotBuffer:
     async def commit_offset(self, group: str, table: str, partition: int, offset: int) -> None:
         batch = self._store.batch()
         batch.put(keys.consumer_key(group, table, partition), WATERMARK.pack(offset))
-        await self._in_thread(self._store.write, batch)
+        await self._in_thread(self._write, batch)
 
     async def committed_offset(self, group: str, table: str, partition: int) -> int | None:
-        value = await self._in_thread(self._store.get, keys.consumer_key(group, table, partition))
+        with _reads():
+            key = keys.consumer_key(group, table, partition)
+            value = await self._in_thread(self._store.get, key)
         return None if value is None else int(WATERMARK.unpack(value)[0])
+
+    def _write(self, batch: Batch) -> None:
+        """Write what is no event; runs in the upkeep thread."""
+        try:
+            self._store.write(batch)
+        except HotStorageError as error:
+            self._loop.call_soon_threadsafe(self._failed, error)
+            raise
 
     # Life
 
@@ -246,7 +260,9 @@ class HotBuffer:
     def _failed(self, failure: HotStorageError) -> None:
         if self._failure is None:
             log.error("%s; no write is taken until the database is reopened", failure)
-        self._failure = failure
+        # A new one: the traceback of the old one holds a batch, which keeps the database open.
+        self._failure = HotStorageError(str(failure))
+        self._commits.refuse(self._failure)
 
     async def _keep_up(self) -> None:
         while True:
@@ -257,8 +273,13 @@ class HotBuffer:
                     continue
                 await self._merge_small_blocks()
                 await self._forget_keys()
+            except CorruptionError as error:
+                # Reopening would read the same bytes; the events around them stay usable.
+                log.error("upkeep found what it cannot mend: %s", error)
             except HotStorageError as error:
                 self._failed(error)
+            except Exception as error:
+                self._failed(HotStorageError(f"RocksDB cannot be read: {error}"))
 
     async def _merge_small_blocks(self) -> None:
         dirty, self._dirty = self._dirty, set()
@@ -279,23 +300,40 @@ class HotBuffer:
                 return
 
     async def _reopen(self) -> None:
-        """Close and open the database; the state comes from what is really there."""
+        """Close and open the database; the state comes from what is really there.
+
+        A reader that still draws from the old one keeps it open, and opening fails until
+        that reader is done; so does a disk that is still full.
+        """
         if not self._commits.idle():
             return
         async with self._rewriting:
             try:
                 await self._in_thread(self._store.close)
-                self._store = await self._in_thread(Store, self._settings)
-                await self._in_thread(self.partitions.load, self._store)
-            except ZombiError as error:
+                store = await self._in_thread(Store, self._settings)
+                partitions = await self._in_thread(self._load_or_close, store)
+            except Exception as error:
                 log.error("cannot reopen the hot buffer: %s", error)
                 await asyncio.sleep(REOPEN_SECS)
                 return
-            self._commits.replace_store(self._store)
-            self._dirty = set(self.partitions)
+            self._store, self.partitions = store, partitions
+            self._commits.resume(store, partitions)
+            self._dirty = set(partitions)
             self._bytes = self._count_bytes()
             self._failure = None
             log.warning("the hot buffer was reopened and takes writes again")
+
+    def _load(self, store: Store) -> Partitions:
+        partitions = Partitions(self._settings.max_tables, self._settings.max_partitions)
+        partitions.load(store)
+        return partitions
+
+    def _load_or_close(self, store: Store) -> Partitions:
+        try:
+            return self._load(store)
+        except Exception:
+            store.close()
+            raise
 
     async def _in_thread(self, work: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
@@ -337,3 +375,19 @@ class HotBuffer:
             bytes=sum(member.bytes for member in members),
             oldest_unflushed_secs=None if oldest is None else max(oldest, 0.0),
         )
+
+
+@contextmanager
+def _reads() -> Iterator[None]:
+    """RocksDB's own errors, which have no class, as ours: a retry after a reopen may help."""
+    try:
+        yield
+    except ZombiError:
+        raise
+    except Exception as error:
+        raise HotStorageError(f"RocksDB cannot be read: {error}") from error
+
+
+def _guarded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    with _reads():
+        yield from batches

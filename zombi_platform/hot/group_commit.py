@@ -95,6 +95,7 @@ class GroupCommit:
         self._pending: list[Append] = []
         self._scheduled = False
         self._writing = False
+        self._failure: HotStorageError | None = None
         self._expiries = 0
         self._groups: queue.SimpleQueue[Group | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write_groups, name="group-commit")
@@ -110,9 +111,16 @@ class GroupCommit:
     def idle(self) -> bool:
         return not self._pending and not self._writing
 
-    def replace_store(self, store: Store) -> None:
+    def refuse(self, failure: HotStorageError) -> None:
+        """Write nothing until `resume`: what a failed write left in the log is not known, and
+        a later group would give its sequences and keys out again."""
+        self._failure = failure
+
+    def resume(self, store: Store, partitions: Partitions) -> None:
         """Go on with a reopened database; only after a failure, with no write under way."""
         self._store = store
+        self._partitions = partitions
+        self._failure = None
 
     def close(self) -> None:
         """Stop the thread; the caller has waited until idle."""
@@ -124,6 +132,9 @@ class GroupCommit:
         if self._writing or not self._pending:
             return
         appends, self._pending = self._pending, []
+        if self._failure is not None:
+            self._answer_all(appends, self._failure)
+            return
         try:
             group = self._form(appends)
             if self._in_thread or not self._store.write_at_once(group.batch):
@@ -149,6 +160,8 @@ class GroupCommit:
                 failure = error
             seconds = time.perf_counter() - started
             self._loop.call_soon_threadsafe(self._written, group, failure, seconds)
+            # A batch keeps the database open, and may have to let it go for a reopen.
+            del group, failure
 
     def _written(self, group: Group, failure: HotStorageError | None, seconds: float) -> None:
         self._writing = False
@@ -180,6 +193,9 @@ class GroupCommit:
 
     def _fail(self, appends: list[Append], error: HotStorageError) -> None:
         self._on_failure(error)
+        self._answer_all(appends, error)
+
+    def _answer_all(self, appends: list[Append], error: HotStorageError) -> None:
         for append in appends:
             self._answer(append, error)
 

@@ -15,6 +15,7 @@ from rocksdict import (
     BlockBasedOptions,
     Cache,
     ColumnFamily,
+    DbClosedError,
     DBCompressionType,
     DBRecoveryMode,
     Options,
@@ -46,12 +47,14 @@ class Store:
         self.path = settings.data_dir / DIRECTORY
         self._db = self._open()
         self._keys = self._db.get_column_family(KEYS_FAMILY)
-        self._keys_handle = self._db.get_column_family_handle(KEYS_FAMILY)
+        self._keys_handle: ColumnFamily | None = self._db.get_column_family_handle(KEYS_FAMILY)
         self._at_once = self._write_options(no_slowdown=True)
         self._patient = self._write_options()
         self._lazy = self._write_options(sync=False)
 
     def batch(self) -> Batch:
+        if self._keys_handle is None:
+            raise HotStorageError("the hot buffer is being reopened")
         return Batch(self._keys_handle)
 
     def write_at_once(self, batch: Batch) -> bool:
@@ -127,9 +130,20 @@ class Store:
         return self._keys.property_int_value("rocksdb.estimate-live-data-size") or 0
 
     def close(self) -> None:
-        del self._keys_handle
-        self._keys.close()
-        self._db.close()
+        """Close the database; harmless when it is closed already.
+
+        Closing flushes. After a failed write that fails too, which costs nothing where a
+        log holds the acked events; without one it is their loss and raises.
+        """
+        self._keys_handle = None
+        for part in (self._keys, self._db):
+            try:
+                part.close()
+            except DbClosedError:
+                continue
+            except Exception as error:
+                if self._settings.durability == "none":
+                    raise HotStorageError(f"RocksDB could not flush: {error}") from error
 
     def _open(self) -> Rdict:
         try:

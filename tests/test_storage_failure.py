@@ -1,0 +1,163 @@
+"""RocksDB refuses writes: callers are told, nothing acked is lost, nothing comes twice, and
+the gateway goes on by itself when the disk does.
+
+The limit on the size of a file (`RLIMIT_FSIZE`) of the running gateway stands in for a full
+disk: the kernel cuts a write short and refuses the next, in the middle of RocksDB's log.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.gateway import Gateway, running
+
+WRITERS = 6
+UNLIMITED = resource.RLIM_INFINITY
+
+
+def limit_files(gateway: Gateway, size: int) -> None:
+    resource.prlimit(gateway.process.pid, resource.RLIMIT_FSIZE, (size, UNLIMITED))
+
+
+@dataclass
+class Writer:
+    """Sends numbered events with keys, each one again until it is acked."""
+
+    name: str
+    url: str
+    stop: threading.Event
+    acked: dict[str, tuple[int, int]] = field(default_factory=dict)
+    refused: int = 0
+    unexpected: list[str] = field(default_factory=list)
+
+    def run(self) -> None:
+        number = 0
+        with httpx.Client(timeout=60) as client:
+            while not self.stop.is_set() and not self.unexpected:
+                self.deliver(client, f"{self.name}-{number}", number % 2)
+                number += 1
+
+    def deliver(self, client: httpx.Client, key: str, partition: int) -> None:
+        event = {"payload": key + "." * 200, "partition": partition, "idempotency_key": key}
+        while not self.stop.is_set():
+            answer = client.post(f"{self.url}/tables/t", json=event)
+            if answer.status_code == 202:
+                self.acked[key] = (partition, answer.json()["offset"])
+                return
+            self.refused += 1
+            code = answer.json()["code"]
+            if (answer.status_code, code) != (503, "HOT_STORAGE_UNAVAILABLE"):
+                self.unexpected.append(answer.text)
+                return
+            assert int(answer.headers["retry-after"]) >= 1
+            self.stop.wait(0.01)
+
+
+def read_all(gateway: Gateway) -> dict[str, tuple[int, int]]:
+    """Place of every key; asserts that sequences have no gap and keys come once."""
+    found: dict[str, tuple[int, int]] = {}
+    for partition in (0, 1):
+        offset, more = 1, True
+        while more:
+            query = {"partition": partition, "offset": offset, "limit": 10_000}
+            page = httpx.get(f"{gateway.url}/tables/t", params=query, timeout=60).json()
+            for record in page["records"]:
+                assert record["sequence"] == offset, "a gap, or a sequence twice"
+                assert record["idempotency_key"] not in found, "an event twice"
+                assert record["payload"].rstrip(".") == record["idempotency_key"]
+                found[record["idempotency_key"]] = (partition, offset)
+                offset += 1
+            more = page["has_more"]
+    return found
+
+
+def log_size(data_dir: Path) -> int:
+    return max(file.stat().st_size for file in (data_dir / "hot").glob("*.log"))
+
+
+def wait_for(condition: object, pause: threading.Event) -> None:
+    assert callable(condition)
+    while not condition():
+        pause.wait(0.02)
+
+
+@pytest.mark.parametrize("durability", ["fsync", "wal"])
+def test_a_disk_that_refuses_writes_costs_no_acked_event(tmp_path: Path, durability: str) -> None:
+    with running(tmp_path, durability=durability) as gateway:
+        stop, pause = threading.Event(), threading.Event()
+        writers = [Writer(f"w{i}", gateway.url, stop) for i in range(WRITERS)]
+        threads = [threading.Thread(target=writer.run) for writer in writers]
+        for thread in threads:
+            thread.start()
+
+        def acked() -> int:
+            return sum(len(writer.acked) for writer in writers)
+
+        def refused() -> int:
+            return sum(writer.refused for writer in writers)
+
+        try:
+            # Three times the log hits the limit somewhere in the middle of a write.
+            for _ in range(3):
+                before, refusals = acked(), refused()
+                wait_for(lambda: acked() > before + 50, pause)  # noqa: B023
+                limit_files(gateway, log_size(tmp_path) + 3_000)
+                wait_for(lambda: refused() > refusals, pause)  # noqa: B023
+                limit_files(gateway, UNLIMITED)
+            # Now nothing can be written at all, so that reopening fails as well.
+            before = acked()
+            wait_for(lambda: acked() > before + 50, pause)
+            limit_files(gateway, 0)
+            refusals = refused()
+            wait_for(lambda: refused() > refusals + 20 * WRITERS, pause)
+            ready = httpx.get(f"{gateway.url}/health/ready")
+            assert (ready.status_code, ready.json()["hot_storage"]["status"]) == (503, "error")
+            limit_files(gateway, UNLIMITED)
+            before = acked()
+            wait_for(lambda: acked() > before + 50, pause)
+            assert httpx.get(f"{gateway.url}/health/ready").status_code == 200
+        finally:
+            limit_files(gateway, UNLIMITED)
+            stop.set()
+            for thread in threads:
+                thread.join()
+        assert not [writer.unexpected for writer in writers if writer.unexpected]
+        expected = {key: place for writer in writers for key, place in writer.acked.items()}
+        found = read_all(gateway)
+        assert {key: found.get(key) for key in expected} == expected
+        assert len(found) <= len(expected) + WRITERS
+        assert gateway.stop() == 0
+    with running(tmp_path, durability=durability) as again:
+        assert read_all(again) == found
+
+
+def test_reads_and_offsets_answer_while_the_disk_refuses(tmp_path: Path) -> None:
+    with running(tmp_path, durability="wal") as gateway:
+        event = {"payload": "x" * 100}
+        assert httpx.post(f"{gateway.url}/tables/t", json=event).status_code == 202
+        limit_files(gateway, 0)
+        try:
+            assert httpx.post(f"{gateway.url}/tables/t", json=event).status_code == 503
+            commit = {"topic": "t", "offset": 1}
+            kept = httpx.post(f"{gateway.url}/consumers/g/commit", json=commit)
+            assert (kept.status_code, kept.json()["code"]) == (503, "HOT_STORAGE_UNAVAILABLE")
+            for _ in range(50):
+                page = httpx.get(f"{gateway.url}/tables/t")
+                assert page.status_code in (200, 503), page.text
+                assert page.status_code == 503 or page.json()["count"] == 1
+                tables = httpx.get(f"{gateway.url}/tables")
+                assert json.loads(tables.content)["tables"][0]["events"] == 1
+        finally:
+            limit_files(gateway, UNLIMITED)
+        pause = threading.Event()
+        wait_for(
+            lambda: httpx.post(f"{gateway.url}/tables/t", json=event).status_code == 202, pause
+        )
+        assert httpx.get(f"{gateway.url}/tables/t").json()["count"] == 2
