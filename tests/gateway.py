@@ -33,6 +33,11 @@ class Gateway:
         self.port = int(found[1])
         self.url = found[0]
 
+    def rss_mb(self) -> float:
+        """Memory in use."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.partition("VmRSS:")[2].split()[0]) / 1024
+
     def kill(self) -> None:
         self.process.kill()
         self._reap()

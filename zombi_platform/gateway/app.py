@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from zombi_platform import __version__
 from zombi_platform.errors import InvalidRequestError, NotFoundError, ZombiError
@@ -56,6 +57,10 @@ def _handle_errors(app: FastAPI, state: GatewayState) -> None:
     @app.exception_handler(ZombiError)
     async def known(_: Request, error: ZombiError) -> Response:
         return refuse(error)
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(_: Request, __: ClientDisconnect) -> Response:
+        return Response(status_code=408)  # which nobody reads
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:

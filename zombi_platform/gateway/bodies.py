@@ -10,13 +10,41 @@ import zlib
 
 import zstandard
 
-from zombi_platform.errors import InvalidRequestError, PayloadTooLargeError, UnsupportedMediaError
+from zombi_platform.errors import (
+    InvalidRequestError,
+    OverloadedError,
+    PayloadTooLargeError,
+    UnsupportedMediaError,
+)
 
 
 def too_large(limit: int) -> PayloadTooLargeError:
     return PayloadTooLargeError(
         f"the body is over {limit} bytes (ZOMBI_MAX_BODY_MB); send smaller batches"
     )
+
+
+class Arriving:
+    """Bytes of bodies that have begun to arrive, over all connections, within a limit.
+
+    Slow senders fill it; a request that arrives at once never meets it.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._held = 0
+
+    def take(self, size: int) -> None:
+        """Count these bytes, or raise; one body alone always fits."""
+        if self._held and self._held + size > self._limit:
+            raise OverloadedError(
+                f"{self._held} bytes of requests are arriving, at most {self._limit} may be "
+                "(ZOMBI_MAX_INFLIGHT_BYTES_MB); retry shortly"
+            )
+        self._held += size
+
+    def give_back(self, size: int) -> None:
+        self._held -= size
 
 
 def decompress(body: bytes, encoding: bytes, limit: int) -> bytes:

@@ -1,6 +1,6 @@
 """The two write routes, served ahead of ASGI.
 
-A subclass of uvicorn's HTTP protocol looks at the head of each request. A plain write on a
+A subclass of the connection looks at the head of each request. A plain write on a
 connection with nothing else under way goes straight to `Writes`; everything else, odd or
 erroneous, takes FastAPI's way. A head that the connection repeats is not parsed again.
 Answers leave in the order of the requests: while a fast write waits for its ack, a later
@@ -12,25 +12,18 @@ from __future__ import annotations
 import math
 import re
 import time
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from zombi_platform.errors import ZombiError
 from zombi_platform.events import TABLE_NAME
 from zombi_platform.gateway.bodies import too_large
+from zombi_platform.gateway.connections import Connection, render
 from zombi_platform.gateway.tokens import Principal
 from zombi_platform.gateway.writes import Answer, WriteRequest, error_answer
 
-if TYPE_CHECKING:
-    from zombi_platform.gateway.state import GatewayState
-
-HEAD_BYTES_MAX: Final = 64 * 1024
 LENGTH_DIGITS_MAX: Final = 10
 ROUTES_MAX: Final = 10_000
 
@@ -109,30 +102,8 @@ class Repeat(msgspec.Struct, gc=False, frozen=True):
         return body if data[start:end] == b"%d" % len(body) else None
 
 
-class Heads:
-    """Status lines with the server's default headers, which it renews every second."""
-
-    def __init__(self) -> None:
-        self._defaults: list[tuple[bytes, bytes]] = []
-        self._heads: dict[int, bytes] = {}
-
-    def of(self, status: int, defaults: list[tuple[bytes, bytes]]) -> bytes:
-        if defaults is not self._defaults:
-            self._defaults, self._heads = defaults, {}
-        head = self._heads.get(status)
-        if head is None:
-            lines = [b"%b: %b\r\n" % line for line in defaults]
-            head = self._heads[status] = b"".join([STATUS_LINE[status], *lines])
-        return head
-
-
-_HEADS: Final = Heads()
-
-
-class GatewayProtocol(HttpToolsProtocol):
+class GatewayProtocol(Connection):
     """One connection. `gateway` is set on the subclass that the server is given."""
-
-    gateway: GatewayState
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -142,24 +113,16 @@ class GatewayProtocol(HttpToolsProtocol):
         """The data under way, if it began where a message begins."""
         self._body: list[bytes] = []
         self._body_size = 0
-        self._waiting = False
-        self._discarding = False
+        self._held = 0
+        """Bytes of the body under way that count against what may arrive at once."""
+        self._refusal: ZombiError | None = None
         self._keep_alive = True
         self._fast = self.gateway.settings.fast_lane
-        self._head_size = 0
         self._authorization: bytes | None = None
         self._principal: Principal | None = None
         self._generation = -1
-        self.busy_since = time.monotonic()
-        """When the request under way, or the idle time, began."""
-        self.receiving = False
 
     # What uvicorn calls
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        if len(self.connections) > self.gateway.settings.max_connections:
-            self._refuse(503, "SERVER_OVERLOADED", "too many connections; retry shortly", retry=1)
 
     def data_received(self, data: bytes) -> None:
         if not self.receiving:
@@ -168,71 +131,45 @@ class GatewayProtocol(HttpToolsProtocol):
             self._segment = data
         super().data_received(data)
         self._segment = b""
+        if self._write is not None and self._body_size:
+            self._hold()
 
-    def on_message_begin(self) -> None:
-        # The scope is made in `_begin_scope`, only for requests that reach ASGI.
-        self.url = b""
-        self.headers = []
-        self.expect_100_continue = False
-        self._head_size = 0
-        self.receiving = True
-        self.busy_since = time.monotonic()
-
-    def on_url(self, url: bytes) -> None:
-        self.url += url
-        self._head_size += len(url)
-        if self._head_size > HEAD_BYTES_MAX:
-            self._refuse_head()
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
-        if name == b"expect" and value.lower() == b"100-continue":
-            self.expect_100_continue = True
-        self.headers.append((name, value))
-        self._head_size += len(name) + len(value)
-        if self._head_size > HEAD_BYTES_MAX:
-            self._refuse_head()
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._drop_body()
+        super().connection_lost(exc)
 
     def on_headers_complete(self) -> None:
         if self._fast and self._begin_write():
             return
         self._write = None
-        self._begin_scope()
         super().on_headers_complete()
-
-    def _begin_scope(self) -> None:
-        url, headers, expects = self.url, self.headers, self.expect_100_continue
-        super().on_message_begin()
-        self.url, self.expect_100_continue = url, expects
-        self.headers += headers
 
     def on_body(self, body: bytes) -> None:
         if self._write is None:
             super().on_body(body)
-        elif not self._discarding:
-            self._body_size += len(body)
-            if self._body_size > self.gateway.writes.body_limit:
-                self._discarding = True
-                self._body = []
-            else:
-                self._body.append(body)
+            return
+        self._body_came = True
+        self._body_size += len(body)
+        if self._body_size > self.gateway.writes.body_limit:
+            self._refusal = too_large(self.gateway.writes.body_limit)
+        if self._refusal is None:
+            self._body.append(body)
+        else:
+            self._drop_body()
 
     def on_message_complete(self) -> None:
-        self.receiving = False
-        self.busy_since = time.monotonic()
         write = self._write
         if write is None:
             super().on_message_complete()
             return
+        self.receiving = False
         self._write = None
-        if self._discarding:
-            self._answer(error_answer(too_large(self.gateway.writes.body_limit)))
-            return
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        self._body = []
-        self._waiting = True
+        self._drop_body()
         self.cycle = _WAITING
         try:
+            if self._refusal is not None:
+                raise self._refusal
             principal = self._authenticate()
         except ZombiError as error:
             self.gateway.metrics.errors += 1
@@ -243,25 +180,8 @@ class GatewayProtocol(HttpToolsProtocol):
             self._repeat = Repeat.of(self._segment, body, write, principal, self._generation)
         self.gateway.writes.submit(write, body, principal, self._answer)
 
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(400, "INVALID_REQUEST", f"{msg} Send a well-formed HTTP/1.1 request.")
-
-    def timed_out(self, now: float) -> bool:
-        """Whether the connection has kept us waiting too long; the server asks every second."""
-        settings = self.gateway.settings
-        if self.receiving:
-            return now - self.busy_since > settings.request_timeout_secs
-        idle = not self._waiting and (self.cycle is None or self.cycle.response_complete)
-        return idle and now - self.busy_since > settings.idle_timeout_secs
-
-    def close_late(self) -> None:
-        if self.receiving:
-            self._refuse(408, "REQUEST_TIMEOUT", "the request did not arrive in time")
-        else:
-            self.transport.close()
-
     def shutdown(self) -> None:
-        if self._waiting:
+        if self.cycle is _WAITING:
             self._keep_alive = False
         else:
             super().shutdown()
@@ -281,8 +201,25 @@ class GatewayProtocol(HttpToolsProtocol):
         self._keep_alive = (
             self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
         )
-        self._write, self._body, self._body_size, self._discarding = write, [], 0, False
+        self._write, self._body, self._body_size, self._refusal = write, [], 0, None
         return True
+
+    def _hold(self) -> None:
+        """Count what came of a body that is not whole, if it is still wanted."""
+        if self._refusal is not None:
+            return
+        try:
+            self.gateway.arriving.take(self._body_size - self._held)
+            self._held = self._body_size
+        except ZombiError as error:
+            self._refusal = error
+            self._drop_body()
+
+    def _drop_body(self) -> None:
+        self._body = []
+        if self._held:
+            self.gateway.arriving.give_back(self._held)
+            self._held = 0
 
     def _take_repeated(self, data: bytes) -> bool:
         """Take a request whose head came before, without the parser."""
@@ -293,7 +230,6 @@ class GatewayProtocol(HttpToolsProtocol):
             return False
         if repeat.generation != gateway.access.generation:
             return False
-        self._waiting = True
         self.cycle = _WAITING
         gateway.writes.submit(repeat.request, body, repeat.principal, self._answer)
         return True
@@ -314,11 +250,11 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _answer(self, answer: Answer) -> None:
         """Send it and let the next request on this connection go on."""
-        self._waiting = False
         self.busy_since = time.monotonic()
         if self.transport.is_closing():
             return
-        self.transport.write(self._render(answer))
+        defaults = self.server_state.default_headers
+        self.transport.write(render(answer, defaults, close=not self._keep_alive))
         if not self._keep_alive:
             self.transport.close()
         elif self.pipeline:
@@ -327,27 +263,5 @@ class GatewayProtocol(HttpToolsProtocol):
             self._start_asgi_task(cycle, app)
         else:
             self.cycle = _DONE
-
-    def _render(self, answer: Answer) -> bytes:
-        head = _HEADS.of(answer.status, self.server_state.default_headers)
-        if answer.status == 401:
-            head += b"www-authenticate: Bearer\r\n"
-        if answer.retry_after is not None:
-            head += b"retry-after: %d\r\n" % answer.retry_after
-        return b"%bcontent-length: %d\r\ncontent-type: application/json\r\n%b\r\n%b" % (
-            head,
-            len(answer.body),
-            b"" if self._keep_alive else b"connection: close\r\n",
-            answer.body,
-        )
-
-    def _refuse_head(self) -> None:
-        self._refuse(431, "HEADERS_TOO_LARGE", f"the head is over {HEAD_BYTES_MAX} bytes")
-
-    def _refuse(self, status: int, code: str, message: str, retry: int | None = None) -> None:
-        """Answer outside any route, and close."""
-        error = ZombiError(message, code=code)
-        self._keep_alive = False
-        if not self.transport.is_closing():
-            self.transport.write(self._render(Answer(status, error_answer(error).body, retry)))
-            self.transport.close()
+        if self._last_words:
+            self.answered()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import Request, Response
 
+from zombi_platform.errors import ZombiError
 from zombi_platform.gateway.bodies import too_large
 from zombi_platform.gateway.state import GatewayState
 from zombi_platform.gateway.tokens import Principal
@@ -15,7 +16,7 @@ def caller(request: Request, state: GatewayState) -> Principal:
     return state.access.authenticate(None if header is None else header.encode("latin-1"))
 
 
-async def read_body(request: Request, limit: int) -> bytes:
+async def read_body(request: Request, state: GatewayState, limit: int) -> bytes:
     """The whole body, if it is within the limit.
 
     A body past it is still received, though not kept: closing on a client that is sending
@@ -26,16 +27,32 @@ async def read_body(request: Request, limit: int) -> bytes:
     if "expect" in request.headers and declared.isdigit() and int(declared) > limit:
         raise too_large(limit)
     parts: list[bytes] = []
-    size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            parts.clear()
-        else:
-            parts.append(part)
-    if size > limit:
-        raise too_large(limit)
+    size = held = 0
+    refusal: ZombiError | None = None
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if refusal is None:
+                parts.append(part)
+                refusal = _hold(state, len(part), size, limit)
+                held += len(part) if refusal is None else 0
+            else:
+                parts.clear()
+    finally:
+        state.arriving.give_back(held)
+    if refusal is not None:
+        raise refusal
     return b"".join(parts)
+
+
+def _hold(state: GatewayState, part: int, size: int, limit: int) -> ZombiError | None:
+    if size > limit:
+        return too_large(limit)
+    try:
+        state.arriving.take(part)
+    except ZombiError as error:
+        return error
+    return None
 
 
 def to_response(answer: Answer) -> Response:

@@ -24,6 +24,7 @@ import uvloop
 from zombi_platform.errors import StartupError
 from zombi_platform.gateway.access import Access, check_bind
 from zombi_platform.gateway.app import create_app
+from zombi_platform.gateway.bodies import Arriving
 from zombi_platform.gateway.fast_lane import GatewayProtocol
 from zombi_platform.gateway.metrics import Metrics
 from zombi_platform.gateway.state import GatewayState
@@ -52,7 +53,15 @@ async def _serve(settings: Settings) -> None:
     access = Access(settings.tokens_file, settings.oauth_token_secs)
     hot = HotBuffer(settings, metrics.committed)
     readers = ThreadPoolExecutor(settings.max_concurrent_reads, thread_name_prefix="reader")
-    state = GatewayState(settings, access, metrics, hot, Writes(settings, hot, metrics), readers)
+    state = GatewayState(
+        settings,
+        access,
+        metrics,
+        hot,
+        Writes(settings, hot, metrics),
+        Arriving(settings.max_inflight_bytes_mb * 2**20),
+        readers,
+    )
     server = _Server(_config(state))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -81,7 +90,8 @@ def _config(state: GatewayState) -> uvicorn.Config:
         lifespan="off",
         access_log=False,
         log_config=None,
-        log_level="warning",
+        # Its warnings are about broken requests: any caller could fill the disk with them.
+        log_level="error",
         server_header=False,
         proxy_headers=False,
         backlog=4096,

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from zombi_platform.gateway.access import Access
+from zombi_platform.gateway.bodies import Arriving
 from zombi_platform.gateway.metrics import Metrics
 from zombi_platform.gateway.writes import Writes
 from zombi_platform.hot import HotBuffer
@@ -19,5 +20,6 @@ class GatewayState:
     metrics: Metrics
     hot: HotBuffer
     writes: Writes
+    arriving: Arriving
     readers: ThreadPoolExecutor
     """Threads in which the hot buffer is read; their number bounds reads at once."""

@@ -85,7 +85,7 @@ def consumer_routes(state: GatewayState) -> APIRouter:
     )
     async def commit_offset(request: Request, response: Response, group: GroupName) -> Offset:
         who = caller(request, state)
-        body = _parse(await read_body(request, BODY_BYTES_MAX))
+        body = _parse(await read_body(request, state, BODY_BYTES_MAX))
         who.require("read", check_table(body.topic))
         _check_group(group)
         await state.hot.commit_offset(group, body.topic, body.partition, body.offset)

@@ -56,7 +56,7 @@ def sign_in_routes(state: GatewayState) -> APIRouter:
         openapi_extra=_FORM,
     )
     async def grant(request: Request) -> AccessToken:
-        form = _parse_form(await read_body(request, FORM_BYTES_MAX))
+        form = _parse_form(await read_body(request, state, FORM_BYTES_MAX))
         if form.get("grant_type") != "client_credentials":
             raise InvalidRequestError("grant_type must be client_credentials")
         try:

@@ -96,7 +96,7 @@ def write_routes(state: GatewayState) -> APIRouter:
 async def _write(state: GatewayState, request: Request, table: str, *, bulk: bool) -> Response:
     principal = caller(request, state)
     write = WriteRequest.of(check_table(table), bulk, request.headers.raw)
-    body = await read_body(request, state.writes.body_limit)
+    body = await read_body(request, state, state.writes.body_limit)
     answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
     def done(answer: Answer) -> None:
