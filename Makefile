@@ -9,8 +9,8 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --for
 
 venv: $(STAMP) ## make or refresh .venv from the lock
 
-up: $(STAMP) ## start the platform on this machine
-	$(BIN)/zombi gateway
+up: $(STAMP) ## start the platform on this machine; options: make up ARGS="--help"
+	$(BIN)/zombi up $(ARGS)
 
 test: $(STAMP) ## run the tests
 	$(BIN)/pytest

@@ -174,6 +174,11 @@ class Settings:
         1, "Splits that the Arrow engine stages at once.", low=1, high=64
     )
 
+    # Dagster
+    dagster_port: int = setting(
+        3000, "Port of the Dagster UI, on loopback; 0 picks a free one.", low=0, high=65535
+    )
+
     # Lake
     warehouse: str | None = setting(
         None, "Where tables live; else `s3://bucket/path`, else `warehouse` in the data directory."

@@ -7,11 +7,12 @@ import sys
 import typer
 
 from zombi_platform import __version__
-from zombi_platform.cli import gateway, settings, tokens
+from zombi_platform.cli import gateway, settings, tokens, up
 from zombi_platform.errors import SettingsError, ZombiError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Events in, Iceberg out.")
 app.command("gateway")(gateway.serve)
+app.command("up")(up.up)
 app.command("settings")(settings.show)
 app.add_typer(tokens.app, name="token")
 
