@@ -98,6 +98,9 @@ REQUESTS = {
     "broken arrow": post("/tables/t/bulk", b"ARROW1", X_ARROW),
     "chunked": chunked("/tables/t", EVENT[:5], EVENT[5:]),
     "expect": post("/tables/t", EVENT, "application/json", "Expect: 100-continue"),
+    "upgrade": post(
+        "/tables/t", EVENT, "application/json", "Connection: Upgrade, X", "Upgrade: h2c"
+    ),
     "over the limit": post("/tables/t", bytes(2**20 + 1)),
     "chunked over the limit": chunked("/tables/t", *[bytes(2**18)] * 5),
 }
@@ -227,3 +230,8 @@ def test_a_repeated_head_is_refused_once_its_token_is_revoked(tmp_path: Path) ->
             connection.sendall(request)
             answer = connection.recv(65536)
         assert b" 401 " in answer
+
+
+def test_an_offer_to_upgrade_is_ignored_and_the_body_read(lanes: tuple[Gateway, Gateway]) -> None:
+    for lane in lanes:
+        assert b" 202 Accepted" in exchange(lane.port, last(REQUESTS["upgrade"]))

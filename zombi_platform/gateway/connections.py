@@ -9,9 +9,11 @@ two and mends the others. It knows nothing of routes; the fast lane is a subclas
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from zombi_platform.errors import ZombiError
@@ -43,6 +45,8 @@ class Connection(HttpToolsProtocol):
         self.busy_since = time.monotonic()
         """When the message under way, or the idle time, began."""
         self._in_body = False
+        self._upgrading = False
+        self._data = b""
         self._body_came = False
         self._overhead = 0
         self._refused_at: float | None = None
@@ -63,7 +67,9 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused_at is not None:
             return
+        self._data = data
         super().data_received(data)
+        self._data = b""
         if self._body_came or not self.receiving:
             self._body_came, self._overhead = False, 0
             return
@@ -92,6 +98,9 @@ class Connection(HttpToolsProtocol):
         self._count_head(len(name) + len(value))
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            self._upgrading = True
+            return
         url, headers, expects = self.url, self.headers, self.expect_100_continue
         super().on_message_begin()
         self.url, self.expect_100_continue = url, expects
@@ -104,6 +113,8 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._upgrading:
+            return
         self.receiving = self._in_body = False
         self.busy_since = time.monotonic()
         super().on_message_complete()
@@ -126,6 +137,26 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         self.refuse(400, "INVALID_REQUEST", f"{msg} Send a well-formed HTTP/1.1 request.")
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Parse a request that offers an upgrade again, without the offer.
+
+        A server may ignore the offer, and Java's client makes it with every first request. The
+        parser has ended the message before its body, and says where.
+        """
+        upgrade = sys.exception()
+        if not self._upgrading or upgrade is None:
+            return
+        self._upgrading = False
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self._version())]
+        lines += [b"%b: %b" % line for line in self.headers if line[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        head = b"\r\n".join([*lines, b"", b""])
+        super().data_received(head + self._data[upgrade.args[0] :])
+
+    def _version(self) -> bytes:
+        return str(self.parser.get_http_version()).encode()
 
     # Limits
 
