@@ -24,6 +24,7 @@
         ├── SettingsError             a ZOMBI_ variable that cannot work
         ├── StartupError              the process cannot start: port, lock, disk
         ├── CorruptionError           stored bytes that break an invariant
+        ├── LakeRefusedError          the object store says no: bucket, credentials, region
         └── LakeConflictError         the table is not as this platform left it
 """
 
@@ -141,6 +142,10 @@ class StartupError(TerminalError):
 
 class CorruptionError(TerminalError):
     code = "CORRUPTION"
+
+
+class LakeRefusedError(TerminalError):
+    code = "LAKE_REFUSED"
 
 
 class LakeConflictError(TerminalError):

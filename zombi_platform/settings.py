@@ -187,9 +187,17 @@ class Settings:
     storage_path: str = setting("tables", "Path of the lake in the bucket.")
     s3_endpoint: str | None = setting(None, "S3 endpoint that is not AWS.")
     s3_region: str = setting("us-east-1", "Region of the bucket.")
-    s3_max_retries: int = setting(5, "Tries of a request to the object store.", low=0, high=100)
+    s3_max_retries: int = setting(
+        5, "Further tries of a request that the object store did not answer.", low=0, high=100
+    )
     s3_retry_initial_ms: int = setting(100, "First wait between such tries.", low=1)
     s3_retry_max_ms: int = setting(10_000, "Longest wait between such tries.", low=1)
+    s3_timeout_secs: float = setting(
+        20.0,
+        "Most seconds for one such try, and for all of them before the last begins.",
+        low=0.1,
+        high=600,
+    )
     max_concurrent_s3_uploads: int = setting(
         4, "Files that one task uploads at once.", low=1, high=256
     )

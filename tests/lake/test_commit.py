@@ -1,0 +1,116 @@
+"""The fence: what is committed once stays once, and what does not fit is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.lake.staging import HOUR, Tombstones, stage, stage_file
+from zombi_platform.cuts import Cut, Range
+from zombi_platform.errors import CorruptionError, InvalidRequestError, LakeConflictError
+from zombi_platform.failpoints import FailpointError, arm
+from zombi_platform.lake.lake import Lake
+from zombi_platform.settings import Settings
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(Settings(data_dir=tmp_path))
+
+
+def put(lake: Lake, *cuts: Cut) -> int:
+    """Commit and say how many events that added."""
+    return lake.commit(cuts[0].table, cuts, before_write=Tombstones()).events
+
+
+def rows(lake: Lake, table: str = "orders") -> list[tuple[int, int]]:
+    """Every (partition, sequence) that a reader sees, sorted."""
+    loaded = lake.load(table)
+    assert loaded is not None
+    found = loaded[0].scan(selected_fields=("partition", "sequence")).to_arrow()
+    return sorted(zip(found["partition"].to_pylist(), found["sequence"].to_pylist(), strict=True))
+
+
+def test_a_commit_moves_watermarks_and_rows_together(lake: Lake) -> None:
+    cut = stage(lake.storage, "orders", 1, Range(0, 1, 3), Range(4_000_000_000, 1, 2))
+    assert put(lake, cut) == 5
+    state = lake.require_state("orders")
+    assert state.watermarks == {0: 3, 4_000_000_000: 2}
+    assert rows(lake) == [(0, 1), (0, 2), (0, 3), (4_000_000_000, 1), (4_000_000_000, 2)]
+    assert lake.verify("orders", [cut]).snapshots == {1: state.snapshot_id}
+
+
+def test_committing_again_adds_nothing(lake: Lake) -> None:
+    first, second = (
+        stage(lake.storage, "orders", 1, Range(0, 1, 3)),
+        stage(lake.storage, "orders", 2, Range(0, 4, 6), Range(1, 1, 1)),
+    )
+    assert put(lake, first) == 3
+    assert put(lake, first) == 0
+    assert put(lake, first, second) == 4
+    assert put(lake, first, second) == 0
+    assert len(rows(lake)) == 7
+
+
+@pytest.mark.parametrize(
+    "part", [Range(0, 3, 5), Range(0, 5, 6), Range(0, 1, 2)], ids=["overlap", "gap", "before"]
+)
+def test_a_cut_that_does_not_fit_is_refused(lake: Lake, part: Range) -> None:
+    put(lake, stage(lake.storage, "orders", 1, Range(0, 1, 3)))
+    with pytest.raises(LakeConflictError, match=r"stands at 3 in partition 0") as raised:
+        put(lake, stage(lake.storage, "orders", 2, part))
+    assert raised.value.code == "FENCE_MISMATCH"
+    assert len(rows(lake)) == 3
+
+
+def test_cuts_must_follow_each_other(lake: Lake) -> None:
+    first, third = (
+        stage(lake.storage, "orders", 1, Range(0, 1, 3)),
+        stage(lake.storage, "orders", 3, Range(0, 7, 9)),
+    )
+    with pytest.raises(InvalidRequestError, match="begins after 6 in partition 0"):
+        put(lake, first, third)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"events": 4}, {"bytes": 1}, {"last": 4}, {"partition": 1}, {"hour": HOUR + 1}]
+)
+def test_a_file_that_is_not_as_recorded_is_not_committed(lake: Lake, wrong: dict[str, int]) -> None:
+    cut = stage(lake.storage, "orders", 1, Range(0, 1, 3))
+    ranges = (Range(0, 1, 4),) if "events" in wrong else cut.ranges
+    lying = replace(cut, files=(replace(cut.files[0], **wrong),), ranges=ranges)
+    with pytest.raises(CorruptionError, match="is not what was staged"):
+        put(lake, lying)
+
+
+def test_a_file_that_is_gone_is_not_committed(lake: Lake) -> None:
+    cut = stage(lake.storage, "orders", 1, Range(0, 1, 3))
+    lake.storage.delete([cut.files[0].path])
+    with pytest.raises(CorruptionError, match="is gone"):
+        put(lake, cut)
+
+
+def test_a_crash_after_the_commit_is_found_out_by_the_next_worker(lake: Lake) -> None:
+    cut = stage(lake.storage, "orders", 1, Range(0, 1, 3))
+    arm("commit.done=error")
+    with pytest.raises(FailpointError):
+        put(lake, cut)
+    assert put(lake, cut) == 0
+    assert len(rows(lake)) == 3
+
+
+def test_files_of_a_commit_that_never_happened_are_swept(lake: Lake) -> None:
+    tombstones = Tombstones()
+    cut = stage(lake.storage, "orders", 1, Range(0, 1, 3))
+    arm("commit.manifests-written=error")
+    with pytest.raises(FailpointError):
+        lake.commit("orders", [cut], before_write=tombstones)
+    lake.commit("orders", [cut], before_write=tombstones)
+    stray = stage_file(lake.storage, "orders", "stray", 0, Range(0, 1, 3), HOUR).path
+    swept = lake.sweep("orders", [*tombstones.paths, stray, cut.files[0].path], tombstones.prefixes)
+    assert len(swept.deleted) == 3, "a manifest, a manifest list and the stray"
+    assert stray in swept.deleted
+    assert cut.files[0].path in swept.kept
+    assert len(rows(lake)) == 3

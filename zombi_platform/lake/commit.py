@@ -1,0 +1,327 @@
+"""The fenced commit: staged cuts become one snapshot, exactly once, whoever else tries.
+
+The fence is the watermark of each partition, kept as table properties: a commit is made
+only from the state it was planned for, in one step that requires the loaded snapshot still
+to be current, and it moves the watermarks in the same step. A conflict starts over from
+loading; an unknown outcome is looked up, never repeated. The catalog's own `commit_table`
+is called directly, because pyiceberg's transactions retry an append without looking.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+from uuid import uuid4
+
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
+from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
+from pyiceberg.table.snapshots import (
+    Operation,
+    Snapshot,
+    SnapshotSummaryCollector,
+    Summary,
+    update_snapshot_summaries,
+)
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    AssertRefSnapshotId,
+    AssertTableUUID,
+    RemoveSnapshotsUpdate,
+    SetPropertiesUpdate,
+    SetSnapshotRefUpdate,
+    TableRequirement,
+    TableUpdate,
+)
+
+from zombi_platform.cuts import Cut, CutState
+from zombi_platform.errors import (
+    InvalidRequestError,
+    LakeConflictError,
+    LakeUnavailableError,
+    ZombiError,
+)
+from zombi_platform.failpoints import failpoint
+from zombi_platform.lake.data_files import read_data_files
+from zombi_platform.lake.manifests import ManifestPlan, plan_manifests, write_manifests
+from zombi_platform.lake.orphans import choose_expired, orphaned_by_expiry
+from zombi_platform.lake.state import (
+    CUTS,
+    EVENTS,
+    HIGH_WATERMARK,
+    LAST_SNAPSHOT,
+    WATERMARK,
+    LakeState,
+    check_lineage,
+    write_cuts,
+)
+
+if TYPE_CHECKING:
+    from zombi_platform.lake.lake import Lake
+
+ATTEMPTS: Final = 20
+"""Conflicts with other committers after which the worker gives up for now."""
+BACKOFF_SECS_MAX: Final = 2.0
+SUMMARY_PARTITIONS_MAX: Final = 64
+"""Partitions past which a snapshot's summary leaves the watermarks out; a hundred summaries
+of thousands of partitions would be megabytes in every metadata file. The properties, which
+are what counts, always have them all."""
+
+
+class BeforeWrite(Protocol):
+    """Called before files are written or orphaned, so that each has a tombstone by then."""
+
+    def __call__(self, paths: Sequence[str], prefixes: Sequence[str]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What the lake holds after a commit; `events` and `files` are what this call added."""
+
+    snapshot_id: int | None
+    watermarks: Mapping[int, int]
+    cuts: tuple[int, ...]
+    events: int
+    files: int
+    bytes: int
+
+
+def commit(lake: Lake, table: str, cuts: Sequence[Cut], before_write: BeforeWrite) -> Commit:
+    """Put the cuts into the table, or find that they are there."""
+    _check_cuts(table, cuts)
+    described: dict[str, DataFile] = {}
+    for attempt in range(ATTEMPTS):
+        loaded, state = _load(lake, table, cuts)
+        failpoint("commit.loaded")
+        check_lineage(state)
+        left = remaining(state, cuts)
+        if not left:
+            return _result(state, cuts, ())
+        files = [file for cut in left for file in cut.files]
+        missing = [file for file in files if file.path not in described]
+        for found in read_data_files(lake.storage, loaded.metadata, missing) if missing else ():
+            described[found.file_path] = found
+        attempted = _Attempt(lake, loaded, left, [described[file.path] for file in files])
+        if attempted.run(before_write):
+            state = lake.require_state(table)
+            failpoint("commit.done")
+            return _result(state, cuts, left)
+        time.sleep(random.uniform(0, min(0.05 * 2**attempt, BACKOFF_SECS_MAX)))
+    raise LakeUnavailableError(
+        f"table {table!r} changed under each of {ATTEMPTS} tries to commit: "
+        "somebody else commits to it all the time",
+        code="COMMIT_CONTENDED",
+    )
+
+
+def remaining(state: LakeState, cuts: Sequence[Cut]) -> Sequence[Cut]:
+    """The cuts that are not in the table yet: all, none, or those after a whole number of them."""
+    marks = _starts(cuts)
+    found = {partition: state.watermarks.get(partition, 0) for partition in marks}
+    for done in range(len(cuts) + 1):
+        if found == marks:
+            return cuts[done:]
+        if done < len(cuts):
+            marks |= cuts[done].ends
+    raise _mismatch(state, cuts, found)
+
+
+class _Attempt:
+    """One try to commit from one loaded state."""
+
+    def __init__(
+        self, lake: Lake, loaded: Table, cuts: Sequence[Cut], files: Sequence[DataFile]
+    ) -> None:
+        self._lake = lake
+        self._loaded = loaded
+        self._metadata = loaded.metadata
+        self._cuts = cuts
+        self._files = files
+        self._snapshot_id = self._metadata.new_snapshot_id()
+        self._expired = choose_expired(self._metadata, lake.snapshots_kept)
+
+    def run(self, before_write: BeforeWrite) -> bool:
+        """Write the manifests and commit; false means that somebody else was first."""
+        plan = plan_manifests(self._metadata, self._loaded.io, self._snapshot_id, str(uuid4()))
+        orphans = orphaned_by_expiry(self._metadata, self._loaded.io, self._expired)
+        announced = time.monotonic()
+        before_write(
+            [*plan.paths, *sorted(orphans), *self._lake.dropped_metadata(self._loaded)],
+            self._lake.metadata_prefixes(self._loaded),
+        )
+        write_manifests(plan, self._metadata, self._loaded.io, self._files)
+        failpoint("commit.manifests-written")
+        if not self._still_written(plan, time.monotonic() - announced):
+            return False
+        try:
+            self._lake.commit_table(self._loaded, self._requirements(), self._updates(plan))
+        except (CommitFailedException, NoSuchTableError):
+            return False
+        except ZombiError:
+            # It may have arrived. If it did, the snapshot is there under its own id.
+            state = self._lake.state(self._cuts[0].table)
+            if state is None or self._snapshot_id not in state.snapshot_ids:
+                raise
+        return True
+
+    def _still_written(self, plan: ManifestPlan, waited_secs: float) -> bool:
+        """Whether the manifests are there: a worker that slept may find them swept."""
+        if waited_secs < self._lake.grace_secs / 2:
+            return True
+        return all(self._lake.storage.exists(path) for path in plan.paths)
+
+    def _requirements(self) -> tuple[TableRequirement, ...]:
+        return (
+            AssertTableUUID(uuid=self._metadata.table_uuid),
+            AssertRefSnapshotId.model_validate(
+                {"ref": MAIN_BRANCH, "snapshot-id": self._metadata.current_snapshot_id}
+            ),
+        )
+
+    def _updates(self, plan: ManifestPlan) -> tuple[TableUpdate, ...]:
+        ends = _ends(self._cuts)
+        properties = {f"{WATERMARK}{partition}": str(end) for partition, end in ends.items()}
+        properties[LAST_SNAPSHOT] = str(self._snapshot_id)
+        updates: tuple[TableUpdate, ...] = (
+            AddSnapshotUpdate(snapshot=self._snapshot(plan)),
+            SetSnapshotRefUpdate.model_validate(
+                {
+                    "ref-name": MAIN_BRANCH,
+                    "type": SnapshotRefType.BRANCH,
+                    "snapshot-id": self._snapshot_id,
+                }
+            ),
+            SetPropertiesUpdate(updates=properties),
+        )
+        if not self._expired:
+            return updates
+        ids = [snapshot.snapshot_id for snapshot in self._expired]
+        return (*updates, RemoveSnapshotsUpdate.model_validate({"snapshot-ids": ids}))
+
+    def _snapshot(self, plan: ManifestPlan) -> Snapshot:
+        metadata = self._metadata
+        return Snapshot.model_validate(
+            {
+                "snapshot-id": self._snapshot_id,
+                "parent-snapshot-id": metadata.current_snapshot_id,
+                "sequence-number": metadata.next_sequence_number(),
+                # Iceberg's readers refuse a history that runs backwards, as clocks may.
+                "timestamp-ms": max(int(time.time() * 1000), metadata.last_updated_ms + 1),
+                "manifest-list": plan.list_path,
+                "summary": self._summary(),
+                "schema-id": metadata.current_schema_id,
+            }
+        )
+
+    def _summary(self) -> Summary:
+        metadata = self._metadata
+        collector = SnapshotSummaryCollector()
+        for file in self._files:
+            collector.add_file(file, metadata.schema(), metadata.spec())
+        ends = _ends(self._cuts)
+        ours = {CUTS: write_cuts(self._cuts), EVENTS: str(sum(cut.events for cut in self._cuts))}
+        if len(ends) <= SUMMARY_PARTITIONS_MAX:
+            for partition, end in ends.items():
+                ours[f"{WATERMARK}{partition}"] = str(end)
+                ours[f"{HIGH_WATERMARK}{partition}"] = str(end)
+        previous = metadata.current_snapshot()
+        return update_snapshot_summaries(
+            Summary(Operation.APPEND, **collector.build(), **ours),
+            previous.summary if previous is not None else None,
+        )
+
+
+def _load(lake: Lake, table: str, cuts: Sequence[Cut]) -> tuple[Table, LakeState]:
+    """The table; made if it is new, refused if it once was there."""
+    found = lake.load(table)
+    if found is not None:
+        return found
+    if any(start > 0 for start in _starts(cuts).values()):
+        raise LakeConflictError(
+            f"table {table!r} is gone from the catalog, though events up to cut {cuts[0].id} were "
+            "committed to it. Put it back, for example by registering its last metadata file; "
+            "events that are not committed stay in the hot buffer",
+            code="TABLE_DROPPED",
+        )
+    lake.ensure_table(table)
+    found = lake.load(table)
+    if found is None:
+        raise LakeUnavailableError(f"table {table!r} vanished after it was made")
+    return found
+
+
+def _check_cuts(table: str, cuts: Sequence[Cut]) -> None:
+    if not cuts:
+        raise InvalidRequestError("there is no cut to commit")
+    marks = _starts(cuts)
+    for before, cut in zip((None, *cuts), cuts, strict=False):
+        if cut.table != table or cut.state is not CutState.STAGED:
+            raise InvalidRequestError(
+                f"cut {cut.id} is a {cut.state} one of table {cut.table!r}; only staged cuts of "
+                f"{table!r} can be committed"
+            )
+        if before is not None and cut.id <= before.id:
+            raise InvalidRequestError(f"cut {cut.id} cannot follow cut {before.id}")
+        for partition, start in cut.starts.items():
+            if marks[partition] != start:
+                raise InvalidRequestError(
+                    f"cut {cut.id} begins after {start} in partition {partition}, "
+                    f"where the cuts before it end at {marks[partition]}"
+                )
+        staged = sum(file.events for file in cut.files)
+        if staged != cut.events:
+            raise InvalidRequestError(
+                f"cut {cut.id} has {cut.events} events, its files have {staged}"
+            )
+        marks |= cut.ends
+
+
+def _starts(cuts: Sequence[Cut]) -> dict[int, int]:
+    """Where each partition must stand before the first of these cuts that touches it."""
+    starts: dict[int, int] = {}
+    for cut in reversed(cuts):
+        starts |= cut.starts
+    return starts
+
+
+def _ends(cuts: Sequence[Cut]) -> dict[int, int]:
+    ends: dict[int, int] = {}
+    for cut in cuts:
+        ends |= cut.ends
+    return ends
+
+
+def _mismatch(state: LakeState, cuts: Sequence[Cut], found: Mapping[int, int]) -> LakeConflictError:
+    starts, ends = _starts(cuts), _ends(cuts)
+    if not state.watermarks and any(starts.values()):
+        return LakeConflictError(
+            f"table {state.table!r} has no watermarks, though events before cut {cuts[0].id} were "
+            "committed: it seems to have been dropped and made again. Put the old table back; "
+            "events that are not committed stay in the hot buffer",
+            code="TABLE_DROPPED",
+        )
+    wrong = [p for p in starts if found[p] not in (starts[p], ends[p])] or list(starts)
+    partition = wrong[0]
+    return LakeConflictError(
+        f"table {state.table!r} stands at {found[partition]} in partition {partition}; cuts "
+        f"{cuts[0].id} to {cuts[-1].id} go from {starts[partition]} to {ends[partition]}. Another "
+        "gateway with other data seems to write the same partition of the same table: give each "
+        "its own partitions or its own table",
+        code="FENCE_MISMATCH",
+    )
+
+
+def _result(state: LakeState, cuts: Sequence[Cut], added: Sequence[Cut]) -> Commit:
+    files = [file for cut in added for file in cut.files]
+    return Commit(
+        snapshot_id=state.last_zombi_snapshot,
+        watermarks=state.watermarks,
+        cuts=tuple(cut.id for cut in cuts),
+        events=sum(cut.events for cut in added),
+        files=len(files),
+        bytes=sum(file.bytes for file in files),
+    )

@@ -1,0 +1,205 @@
+"""The lake as the gateway and the pipeline see it: ask, commit, verify, sweep.
+
+A `Lake` holds settings and an open catalog, no state of its own: every answer comes from
+the catalog. Its methods raise only `ZombiError`s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NamespaceAlreadyExistsError,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+)
+from pyiceberg.table import Table
+from pyiceberg.table.update import TableRequirement, TableUpdate
+
+from zombi_platform.cuts import Cut
+from zombi_platform.errors import LakeConflictError, ZombiError
+from zombi_platform.failpoints import failpoint
+from zombi_platform.lake import commit as committing
+from zombi_platform.lake.catalogs import catalog_errors, open_catalog
+from zombi_platform.lake.commit import BeforeWrite, Commit
+from zombi_platform.lake.filesystem_catalog import FilesystemCatalog
+from zombi_platform.lake.orphans import unreferenced
+from zombi_platform.lake.schema import (
+    METADATA_KEPT,
+    PARTITION_SPEC,
+    PROPERTIES,
+    SORT_ORDER,
+    TABLE_SCHEMA,
+)
+from zombi_platform.lake.state import LakeState, Verified, read_state, verify
+from zombi_platform.lake.storage import Storage
+from zombi_platform.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What a sweep did: files deleted, and files that are in use and stay."""
+
+    deleted: tuple[str, ...]
+    kept: tuple[str, ...]
+
+
+class Lake:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.storage = Storage.from_settings(settings)
+        self.namespace = settings.catalog_namespace
+        self.snapshots_kept = settings.snapshots_kept
+        self.grace_secs = settings.delete_grace_secs
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        """The open catalog; opened on first use, because opening may need the network."""
+        return open_catalog(self._settings, self.storage)
+
+    def tables(self) -> list[str]:
+        """Names of the tables in the catalog."""
+        with self._errors():
+            try:
+                return sorted(name for _, name in self.catalog.list_tables(self.namespace))
+            except NoSuchNamespaceError:
+                return []
+
+    def state(self, table: str) -> LakeState | None:
+        """What the catalog says about a table now; none if it has no such table."""
+        with self._errors():
+            try:
+                if isinstance(self.catalog, FilesystemCatalog):
+                    return read_state(table, *self.catalog.read_metadata(table))
+                return _state(table, self.catalog.load_table((self.namespace, table)))
+            except (NoSuchTableError, NoSuchNamespaceError):
+                return None
+
+    def require_state(self, table: str) -> LakeState:
+        """The state of a table that must be there."""
+        state = self.state(table)
+        if state is None:
+            raise LakeConflictError(f"table {table!r} is gone", code="TABLE_DROPPED")
+        return state
+
+    def load(self, table: str) -> tuple[Table, LakeState] | None:
+        """The table for pyiceberg and its state, both of the same moment."""
+        with self._errors():
+            try:
+                if not isinstance(self.catalog, FilesystemCatalog):
+                    loaded = self.catalog.load_table((self.namespace, table))
+                    return loaded, _state(table, loaded)
+                location, content = self.catalog.read_metadata(table)
+                return self.catalog.bind(table, location, content), read_state(
+                    table, location, content
+                )
+            except (NoSuchTableError, NoSuchNamespaceError):
+                return None
+
+    def ensure_table(self, table: str) -> LakeState:
+        """Make the table unless it is there. Of two who make it at once, both get the same."""
+        state = self.state(table)
+        if state is not None:
+            return state
+        with self._errors():
+            self._ensure_namespace()
+            try:
+                self.catalog.create_table(
+                    (self.namespace, table),
+                    TABLE_SCHEMA,
+                    self.storage.table_location(table),
+                    PARTITION_SPEC,
+                    SORT_ORDER,
+                    dict(PROPERTIES),
+                )
+            except (TableAlreadyExistsError, CommitFailedException):
+                pass
+            except ZombiError:
+                # The answer may be what was lost.
+                if self.state(table) is None:
+                    raise
+        return self.require_state(table)
+
+    def commit(self, table: str, cuts: Sequence[Cut], *, before_write: BeforeWrite) -> Commit:
+        """Put consecutive staged cuts into the table as one snapshot, or find them there.
+
+        Raises `LakeConflictError` (TABLE_DROPPED, TABLE_ROLLED_BACK, FENCE_MISMATCH) when the
+        table is not as this platform left it; then a person must decide.
+        """
+        with self._errors():
+            return committing.commit(self, table, cuts, before_write)
+
+    def verify(self, table: str, cuts: Sequence[Cut]) -> Verified:
+        """Check in the catalog that these cuts are committed; raise what is wrong otherwise."""
+        return verify(self.state(table), cuts)
+
+    def sweep(self, table: str, paths: Iterable[str], prefixes: Iterable[str] = ()) -> Swept:
+        """Delete the files with these tombstones, except what the table refers to."""
+        candidates = set(paths)
+        for prefix in prefixes:
+            candidates.update(found.location for found in self.storage.files(prefix))
+        if not candidates:
+            return Swept((), ())
+        found = self.load(table)
+        if found is None:
+            # A catalog that has lost the table is no witness that its files are not needed.
+            return Swept((), tuple(sorted(candidates)))
+        with self._errors():
+            doomed = unreferenced(self.storage, found[0], candidates)
+        self.storage.delete(sorted(doomed))
+        failpoint("sweep.deleted")
+        return Swept(tuple(sorted(doomed)), tuple(sorted(candidates - doomed)))
+
+    def check(self) -> list[str]:
+        """What would keep events from reaching the lake, in words; empty if all is well."""
+        problems = []
+        for probe in (self.storage.check, self.tables):
+            try:
+                probe()
+            except ZombiError as error:
+                problems.append(str(error))
+        return problems
+
+    # For the commit
+
+    def commit_table(
+        self,
+        table: Table,
+        requirements: tuple[TableRequirement, ...],
+        updates: tuple[TableUpdate, ...],
+    ) -> None:
+        with self._errors():
+            self.catalog.commit_table(table, requirements, updates)
+
+    def metadata_prefixes(self, table: Table) -> list[str]:
+        """How the names begin of metadata files that the next commit may leave unused."""
+        directory = f"{table.metadata.location}/metadata"
+        if isinstance(self.catalog, FilesystemCatalog):
+            return [self.catalog.next_file(table)]
+        number = table.metadata_location.rsplit("/", 1)[-1].partition("-")[0]
+        return [f"{directory}/{int(number) + 1:05d}-"] if number.isdigit() else []
+
+    def dropped_metadata(self, table: Table) -> list[str]:
+        """Old metadata files that the next commit no longer names."""
+        if isinstance(self.catalog, FilesystemCatalog):
+            return []  # it tidies them up by number
+        log = table.metadata.metadata_log
+        return [entry.metadata_file for entry in log[: max(0, len(log) - METADATA_KEPT + 1)]]
+
+    def _ensure_namespace(self) -> None:
+        # Somebody may be quicker between the look and the making.
+        with suppress(NamespaceAlreadyExistsError):
+            self.catalog.create_namespace_if_not_exists(self.namespace)
+
+    def _errors(self) -> AbstractContextManager[None]:
+        return catalog_errors(self._settings.catalog_uri or self._settings.catalog)
+
+
+def _state(table: str, loaded: Table) -> LakeState:
+    return read_state(table, loaded.metadata_location, loaded.metadata.model_dump_json())
