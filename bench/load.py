@@ -48,7 +48,16 @@ def put_load(server: Server, workload: Workload, secs: int, connections: int) ->
 
 def send_with_wrk(server: Server, workload: Workload, secs: int, connections: int) -> Load:
     # One thread: on two cores a second one would take its time from the server.
-    command = ["wrk", "-t1", f"-c{connections}", f"-d{secs}s", "-s", str(SCRIPTS / workload.script)]
+    command = [
+        "wrk",
+        "-t1",
+        f"-c{connections}",
+        f"-d{secs}s",
+        "--timeout",
+        "10s",
+        "-s",
+        str(SCRIPTS / workload.script),
+    ]
     for name, value in server.headers.items():
         command += ["-H", f"{name}: {value}"]
     with tempfile.NamedTemporaryFile(suffix=".arrow") as body:

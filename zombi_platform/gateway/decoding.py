@@ -1,7 +1,8 @@
 """Bodies of write requests to segments, whatever they are written in.
 
 Every decoder gives the same columns and raises `InvalidRequestError` that names the first
-bad record by its index. A request is decoded whole before anything of it is stored.
+bad record by its index. A request is decoded whole before anything of it is stored. Here
+are JSON and protobuf; `arrow_decoding` has Arrow.
 """
 
 from __future__ import annotations
@@ -10,33 +11,32 @@ import base64
 import binascii
 import struct
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Annotated, Any, Final
 
 import msgspec
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from google.protobuf.message import DecodeError
 from msgspec import Meta
 
-from zombi_platform.errors import (
-    InvalidRequestError,
-    PayloadTooLargeError,
-    UnsupportedMediaError,
-    ZombiError,
-)
+from zombi_platform.errors import InvalidRequestError, UnsupportedMediaError, ZombiError
 from zombi_platform.events import (
-    HEADERS_BYTES_MAX,
-    HEADERS_MAX,
-    HEADERS_TYPE,
-    IDEMPOTENCY_KEY_BYTES_MAX,
     PARTITION_MAX,
     TIMESTAMP_MS_MAX,
     TIMESTAMP_MS_MIN,
     check_partition,
 )
 from zombi_platform.gateway import event_pb2 as generated
+from zombi_platform.gateway.arrow_decoding import decode_arrow
+from zombi_platform.gateway.records import (
+    Decoded,
+    Headers,
+    check_count,
+    check_headers,
+    check_key,
+    text_keys,
+)
 from zombi_platform.hot import HeaderColumns, Segment
 from zombi_platform.hot.blocks import lengths_of
 
@@ -51,15 +51,19 @@ event_pb2: Any = generated
 _I8: Final = struct.Struct("<q")
 _U4: Final = struct.Struct("<I")
 
-Headers = dict[str, str] | None
+PartitionNumber = Annotated[int, Meta(ge=0, le=PARTITION_MAX)]
+Timestamp = Annotated[int, Meta(ge=TIMESTAMP_MS_MIN, le=TIMESTAMP_MS_MAX)]
+
+NO_TIMESTAMP: Final = -1
+"""Below every timestamp that a request may bring."""
 
 
 class Record(msgspec.Struct, gc=False):
     """One event in JSON."""
 
     payload: str | None = None
-    partition: Annotated[int, Meta(ge=0, le=PARTITION_MAX)] = 0
-    timestamp_ms: Annotated[int, Meta(ge=TIMESTAMP_MS_MIN, le=TIMESTAMP_MS_MAX)] | None = None
+    partition: PartitionNumber = 0
+    timestamp_ms: Timestamp | None = None
     idempotency_key: str | None = None
     payload_base64: str | None = None
     headers: Headers = None
@@ -69,8 +73,22 @@ class Bulk(msgspec.Struct, gc=False):
     records: list[Record]
 
 
+class PlainRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """One event in JSON with nothing special: what does not fit it, `Record` decides on."""
+
+    payload: str
+    partition: PartitionNumber = 0
+    timestamp_ms: Timestamp = NO_TIMESTAMP
+
+
+class PlainBulk(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    records: list[PlainRecord]
+
+
 _single = msgspec.json.Decoder(Record)
 _bulk = msgspec.json.Decoder(Bulk)
+_plain_single = msgspec.json.Decoder(PlainRecord)
+_plain_bulk = msgspec.json.Decoder(PlainBulk)
 
 
 def now_ms() -> int:
@@ -91,19 +109,19 @@ def decode_single(content_type: bytes, body: bytes, partition: bytes | None) -> 
         event = event_pb2.Event()
         _parse_protobuf(event, body)
         stamp = _proto_timestamp(event.timestamp_ms, None)
-        headers = dict(event.headers)
+        headers = event.headers
         number = _partition_header(partition)
-        return _one(event.payload, number, stamp, event.idempotency_key, headers)
+        key = event.idempotency_key
+        return _one(event.payload, number, stamp, key, dict(headers) if headers else None)
     raise _unsupported(content_type, "application/json or application/x-protobuf")
 
 
-def decode_bulk(content_type: bytes, body: bytes, limit: int) -> tuple[list[Segment], list[Any]]:
-    """The segments of a bulk request, and for each the rows of the request it holds."""
+def decode_bulk(content_type: bytes, body: bytes, limit: int) -> Decoded:
+    """The events of a bulk request, of which there may be `limit`."""
     decoder = _BULK.get(content_type)
     if decoder is None:
         raise _unsupported(content_type, "application/json, x-ndjson, x-protobuf or Arrow stream")
-    decoded = decoder(body, limit)
-    return [s for s, _ in decoded], [r for _, r in decoded]
+    return decoder(body, limit)
 
 
 def _decode_json(decode: Callable[[bytes], Any], body: bytes) -> Any:
@@ -124,7 +142,7 @@ def _one(
         stamp = now_ms()
     keys = None
     if key:
-        keys = [_check_key(key.encode(), None)]
+        keys = [check_key(key.encode(), None)]
     return Segment(
         partition,
         1,
@@ -134,15 +152,23 @@ def _one(
         _U4.pack(len(payload)),
         payload,
         keys,
-        _header_columns([headers]) if headers else None,
+        HeaderColumns.of([headers]) if headers and check_headers([headers]) else None,
     )
 
 
-def _bulk_json(body: bytes, limit: int) -> list[tuple[Segment, Any]]:
-    return _from_records(_decode_json(_bulk.decode, body).records, limit)
+def _bulk_json(body: bytes, limit: int) -> Decoded:
+    try:
+        records = _plain_bulk.decode(body).records
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _from_records(_decode_json(_bulk.decode, body).records, limit)
+    return _from_plain(records, limit)
 
 
-def _bulk_ndjson(body: bytes, limit: int) -> list[tuple[Segment, Any]]:
+def _bulk_ndjson(body: bytes, limit: int) -> Decoded:
+    try:
+        return _from_plain(_plain_single.decode_lines(body), limit)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
     try:
         records = _single.decode_lines(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -153,8 +179,28 @@ def _bulk_ndjson(body: bytes, limit: int) -> list[tuple[Segment, Any]]:
     return _from_records(records, limit)
 
 
-def _from_records(records: list[Record], limit: int) -> list[tuple[Segment, Any]]:
-    _check_count(len(records), limit)
+def _from_plain(records: list[PlainRecord], limit: int) -> Decoded:
+    check_count(len(records), limit)
+    # Records go to their partitions before they become columns: one pass instead of a take
+    # for each column.
+    members: defaultdict[int, list[PlainRecord]] = defaultdict(list)
+    for record in records:
+        members[record.partition].append(record)
+    segments = [_plain_segment(partition, found) for partition, found in members.items()]
+    places = None if len(segments) == 1 else [record.partition for record in records]
+    return segments, places
+
+
+def _plain_segment(partition: int, records: list[PlainRecord]) -> Segment:
+    stamps = [record.timestamp_ms for record in records]
+    if min(stamps) < 0:
+        now = now_ms()
+        stamps = [now if stamp == NO_TIMESTAMP else stamp for stamp in stamps]
+    return _segment(partition, [record.payload for record in records], stamps)
+
+
+def _from_records(records: list[Record], limit: int) -> Decoded:
+    check_count(len(records), limit)
     texts = [record.payload for record in records]
     encoded: list[bytes] | None = None
     if None in texts or any(record.payload_base64 is not None for record in records):
@@ -163,36 +209,38 @@ def _from_records(records: list[Record], limit: int) -> list[tuple[Segment, Any]
     if None in stamps:
         now = now_ms()
         stamps = [now if stamp is None else stamp for stamp in stamps]
-    keys = _text_keys([record.idempotency_key for record in records])
-    headers: list[Headers] | None = [record.headers for record in records]
-    if not any(headers or ()):
-        headers = None
+    keys = text_keys([record.idempotency_key for record in records])
+    headers = check_headers([record.headers for record in records])
     partitions = [record.partition for record in records]
     return _split(partitions, texts if encoded is None else encoded, stamps, keys, headers)
 
 
-def _bulk_protobuf(body: bytes, limit: int) -> list[tuple[Segment, Any]]:
+_timestamp_of = attrgetter("timestamp_ms")
+_partition_of = attrgetter("partition")
+_payload = attrgetter("payload")
+_key_of = attrgetter("idempotency_key")
+
+
+def _bulk_protobuf(body: bytes, limit: int) -> Decoded:
     request = event_pb2.BulkWriteRequest()
     _parse_protobuf(request, body)
-    records = request.records
-    _check_count(len(records), limit)
-    stamps = [record.timestamp_ms for record in records]
+    # A list, because the container makes a new object for a record each time it is asked.
+    records = list(request.records)
+    check_count(len(records), limit)
+    stamps = list(map(_timestamp_of, records))
     if min(stamps) <= 0 or max(stamps) > TIMESTAMP_MS_MAX:
         now = now_ms()
         stamps = [now if s == 0 else _proto_timestamp(s, i) or now for i, s in enumerate(stamps)]
-    keys = _text_keys([record.idempotency_key for record in records])
-    headers: list[Headers] | None = [
-        dict(record.headers) if record.headers else None for record in records
-    ]
-    if not any(headers or ()):
-        headers = None
-    return _split(
-        [record.partition for record in records],
-        [record.payload for record in records],
-        stamps,
-        keys,
-        headers,
-    )
+    keys = text_keys(list(map(_key_of, records)))
+    headers = None
+    # Asking a record for its headers makes a map. Their tag, short or padded, begins with
+    # one of these bytes, so most bodies need not be asked.
+    if b"\x2a" in body or b"\xaa" in body:
+        headers = check_headers(
+            [dict(record.headers) if record.headers else None for record in records]
+        )
+    partitions, payloads = list(map(_partition_of, records)), list(map(_payload, records))
+    return _split(partitions, payloads, stamps, keys, headers)
 
 
 def _split(
@@ -201,47 +249,39 @@ def _split(
     stamps: Sequence[Any],
     keys: list[bytes] | None,
     headers: list[Headers] | None,
-) -> list[tuple[Segment, Any]]:
+) -> Decoded:
     """Columns of a request as one segment for each partition."""
     if partitions.count(partitions[0]) == len(partitions):
-        rows = range(len(partitions))
-        return [(_segment(partitions[0], payloads, stamps, keys, headers), rows)]
-    places: dict[int, list[int]] = {}
+        return [_segment(partitions[0], payloads, stamps, keys, headers)], None
+    members: defaultdict[int, list[int]] = defaultdict(list)
     for row, partition in enumerate(partitions):
-        place = places.get(partition)
-        if place is None:
-            place = places[partition] = []
-        place.append(row)
-    return [
-        (
-            _segment(
-                partition,
-                [payloads[row] for row in rows],
-                [stamps[row] for row in rows],
-                None if keys is None else [keys[row] for row in rows],
-                None if headers is None else [headers[row] for row in rows],
-            ),
-            rows,
+        members[partition].append(row)
+    segments = [
+        _segment(
+            partition,
+            [payloads[row] for row in rows],
+            [stamps[row] for row in rows],
+            None if keys is None else [keys[row] for row in rows],
+            None if headers is None else [headers[row] for row in rows],
         )
-        for partition, rows in places.items()
+        for partition, rows in members.items()
     ]
+    return segments, partitions
 
 
 def _segment(
     partition: int,
     payloads: Sequence[Any],
     stamps: Sequence[int],
-    keys: list[bytes] | None,
-    headers: list[Headers] | None,
+    keys: list[bytes] | None = None,
+    headers: list[Headers] | None = None,
 ) -> Segment:
     """Payloads are all text or all bytes; ASCII text is encoded in one go."""
     if isinstance(payloads[0], str):
         joined = "".join(payloads)
-        if joined.isascii():
-            data = joined.encode()
-        else:
+        data = joined.encode()
+        if len(data) != len(joined):
             payloads = [payload.encode() for payload in payloads]
-            data = b"".join(payloads)
     else:
         data = b"".join(payloads)
     return Segment(
@@ -253,113 +293,8 @@ def _segment(
         lengths_of(payloads),
         data,
         keys if keys is not None and any(keys) else None,
-        _header_columns(headers) if headers is not None and any(headers) else None,
+        HeaderColumns.of(headers) if headers is not None and any(headers) else None,
     )
-
-
-def _bulk_arrow(body: bytes, limit: int) -> list[tuple[Segment, Any]]:
-    try:
-        with pa.ipc.open_stream(body) as reader:
-            table = reader.read_all()
-        table.validate(full=True)
-        table = table.combine_chunks()
-    except (pa.ArrowException, OSError, ValueError, IndexError) as error:
-        raise InvalidRequestError(f"the body is not a valid Arrow stream: {error}") from error
-    _check_count(table.num_rows, limit)
-    unknown = set(table.column_names) - _ARROW_TYPES.keys()
-    if "payload" not in table.column_names or unknown:
-        raise InvalidRequestError(
-            f"Arrow columns {table.column_names} do not fit: payload is needed; partition, "
-            "timestamp_ms, idempotency_key and headers may come with it"
-        )
-    columns = {name: _arrow_column(table, name) for name in table.column_names}
-    return _from_arrow(columns, table.num_rows)
-
-
-_ARROW_TYPES: Final[Mapping[str, pa.DataType]] = {
-    "payload": pa.large_binary(),
-    "partition": pa.int64(),
-    "timestamp_ms": pa.int64(),
-    "idempotency_key": pa.string(),
-    "headers": HEADERS_TYPE,
-}
-
-
-def _arrow_column(table: pa.Table, name: str) -> pa.Array:
-    column = table.column(name)
-    array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    wanted = _ARROW_TYPES[name]
-    try:
-        if name == "payload" and pa.types.is_string(array.type):
-            array = array.cast(pa.binary())
-        elif name == "payload" and pa.types.is_large_string(array.type):
-            array = array.cast(pa.large_binary())
-        return array if array.type == wanted else array.cast(wanted)
-    except pa.ArrowException as error:
-        raise InvalidRequestError(f"Arrow column {name!r} of type {array.type}: {error}") from error
-
-
-def _from_arrow(columns: dict[str, pa.Array], count: int) -> list[tuple[Segment, Any]]:
-    payload = columns["payload"]
-    if payload.null_count:
-        row = pc.index(payload.is_null(), True).as_py()
-        raise InvalidRequestError(f"record {row}: payload is null")
-    partitions = _numbers(columns.get("partition"), count, 0, "partition", 0, PARTITION_MAX)
-    stamps = _numbers(
-        columns.get("timestamp_ms"),
-        count,
-        now_ms(),
-        "timestamp_ms",
-        TIMESTAMP_MS_MIN,
-        TIMESTAMP_MS_MAX,
-    )
-    keys = headers = None
-    if "idempotency_key" in columns and columns["idempotency_key"].null_count < count:
-        keys = _text_keys(columns["idempotency_key"].to_pylist())
-    if "headers" in columns and columns["headers"].null_count < count:
-        headers = [dict(entry) if entry else None for entry in columns["headers"].to_pylist()]
-    found = []
-    for partition in np.unique(partitions).tolist():
-        places = np.flatnonzero(partitions == partition)
-        rows = places.tolist()
-        whole = len(rows) == count
-        part = payload if whole else payload.take(pa.array(places))
-        chosen = stamps if whole else stamps[places]
-        offsets = np.frombuffer(part.buffers()[1], np.int64)[part.offset :][: len(rows) + 1]
-        data = part.buffers()[2]
-        found.append(
-            (
-                Segment(
-                    partition,
-                    len(rows),
-                    int(chosen.min()),
-                    int(chosen.max()),
-                    chosen.astype("<i8").tobytes(),
-                    np.diff(offsets).astype("<u4").tobytes(),
-                    b"" if data is None else bytes(memoryview(data)[offsets[0] : offsets[-1]]),
-                    None if keys is None else [keys[row] for row in rows],
-                    None if headers is None else _header_columns([headers[row] for row in rows]),
-                ),
-                rows,
-            )
-        )
-    return found
-
-
-def _numbers(
-    array: pa.Array | None, count: int, missing: int, name: str, low: int, high: int
-) -> Any:
-    if array is None:
-        return np.full(count, missing, dtype=np.int64)
-    if array.null_count:
-        array = array.fill_null(missing)
-    values = array.to_numpy(zero_copy_only=False)
-    if values.min() < low or values.max() > high:
-        row = int(np.flatnonzero((values < low) | (values > high))[0])
-        raise InvalidRequestError(
-            f"record {row}: {name} {values[row]} is out of range, it must be {low} to {high}"
-        )
-    return values
 
 
 def _payload_of(record: Record, index: int | None) -> bytes:
@@ -372,34 +307,6 @@ def _payload_of(record: Record, index: int | None) -> bytes:
         return base64.b64decode(record.payload_base64 or "", validate=True)
     except (binascii.Error, ValueError) as error:
         raise InvalidRequestError(f"{where}payload_base64 is not base64: {error}") from error
-
-
-def _text_keys(keys: Sequence[str | None]) -> list[bytes] | None:
-    if not any(keys):
-        return None
-    return [_check_key((key or "").encode(), index) for index, key in enumerate(keys)]
-
-
-def _check_key(key: bytes, index: int | None) -> bytes:
-    if len(key) > IDEMPOTENCY_KEY_BYTES_MAX:
-        where = "" if index is None else f"record {index}: "
-        raise InvalidRequestError(
-            f"{where}idempotency_key has {len(key)} bytes, at most {IDEMPOTENCY_KEY_BYTES_MAX} fit"
-        )
-    return key
-
-
-def _header_columns(headers: Sequence[Headers]) -> HeaderColumns:
-    for index, entry in enumerate(headers):
-        if not entry:
-            continue
-        size = sum(len(name) + len(value) for name, value in entry.items())
-        if len(entry) > HEADERS_MAX or size > HEADERS_BYTES_MAX:
-            raise InvalidRequestError(
-                f"record {index}: {len(entry)} headers of {size} characters; at most "
-                f"{HEADERS_MAX} of {HEADERS_BYTES_MAX} fit"
-            )
-    return HeaderColumns.of(headers)
 
 
 def _parse_protobuf(message: Any, body: bytes) -> None:
@@ -426,16 +333,6 @@ def _partition_header(value: bytes | None) -> int:
     return check_partition(int(value))
 
 
-def _check_count(count: int, limit: int) -> None:
-    if count == 0:
-        raise InvalidRequestError("the request has no records")
-    if count > limit:
-        raise PayloadTooLargeError(
-            f"{count} records are more than {limit} (ZOMBI_MAX_BULK_RECORDS); send smaller batches",
-            code="TOO_MANY_RECORDS",
-        )
-
-
 def _at(index: int, function: Callable[..., Any], *args: Any) -> Any:
     try:
         return function(*args)
@@ -447,9 +344,9 @@ def _unsupported(content_type: bytes, wanted: str) -> UnsupportedMediaError:
     return UnsupportedMediaError(f"content type {content_type[:80]!r} is not taken: use {wanted}")
 
 
-_BULK: Final[Mapping[bytes, Callable[[bytes, int], list[tuple[Segment, Any]]]]] = {
+_BULK: Final[Mapping[bytes, Callable[[bytes, int], Decoded]]] = {
     JSON: _bulk_json,
     NDJSON: _bulk_ndjson,
     PROTOBUF: _bulk_protobuf,
-    ARROW: _bulk_arrow,
+    ARROW: decode_arrow,
 }

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
+import numpy as np
 
 from zombi_platform.errors import OverloadedError, TransientError, ZombiError
 from zombi_platform.gateway.bodies import decompress
 from zombi_platform.gateway.decoding import decode_bulk, decode_single
 from zombi_platform.gateway.metrics import Metrics
+from zombi_platform.gateway.records import Places
 from zombi_platform.gateway.tokens import Principal
 from zombi_platform.hot import Append, HotBuffer, Segment
 from zombi_platform.settings import Settings
@@ -55,8 +57,7 @@ class Write(Append, gc=False, eq=False, kw_only=True):
     """A write on its way through the hot buffer, with what its answer needs."""
 
     request: WriteRequest
-    rows: list[Any] | None
-    """For a bulk the places of each segment's events in the request."""
+    places: Places
     size: int
     started: float
     answer: Callable[[Answer], None]
@@ -100,9 +101,9 @@ class Writes:
             self._admit(len(body))
             if request.content_encoding:
                 body = decompress(body, request.content_encoding, self.body_limit)
-            rows: list[Any] | None = None
+            places: Places = None
             if request.bulk:
-                segments, rows = decode_bulk(request.content_type, body, self._max_records)
+                segments, places = decode_bulk(request.content_type, body, self._max_records)
             else:
                 segments = [decode_single(request.content_type, body, request.partition)]
         except ZombiError as error:
@@ -118,7 +119,7 @@ class Writes:
                 segments,
                 self._finish,
                 request=request,
-                rows=rows,
+                places=places,
                 size=size,
                 started=started,
                 answer=answer,
@@ -134,7 +135,7 @@ class Writes:
             write.answer(error_answer(error))
             return
         seconds = time.perf_counter() - write.started
-        if write.rows is None:
+        if not write.request.bulk:
             metrics.wrote(write.table, 1, write.size, seconds)
             write.answer(_single_answer(write))
             return
@@ -143,7 +144,7 @@ class Writes:
         if write.request.minimal:
             write.answer(_minimal_answer(write, count))
         else:
-            write.answer(_bulk_answer(write, write.rows, count))
+            write.answer(_bulk_answer(write.segments, write.places, count, write.table))
 
     def _admit(self, size: int) -> None:
         metrics = self._metrics
@@ -173,15 +174,23 @@ def _single_answer(append: Append) -> Answer:
     return Answer(202, body.encode())
 
 
-def _bulk_answer(append: Append, rows: list[Any], count: int) -> Answer:
-    if len(rows) == 1:
-        offsets = list(_offsets(append.segments[0]))
-    else:
-        offsets = [0] * count
-        for segment, places in zip(append.segments, rows, strict=True):
-            for row, offset in zip(places, _offsets(segment), strict=True):
-                offsets[row] = offset
-    return Answer(202, _encode({"offsets": offsets, "count": count, "table": append.table}))
+def _bulk_answer(segments: list[Segment], places: Places, count: int, table: str) -> Answer:
+    offsets = _in_order(segments, places, count)
+    return Answer(202, _encode({"offsets": offsets, "count": count, "table": table}))
+
+
+def _in_order(segments: list[Segment], places: Places, count: int) -> list[int]:
+    """The offsets in the order of the request's records."""
+    if places is None:
+        return list(_offsets(segments[0]))
+    if isinstance(places, list):
+        following = {segment.partition: iter(_offsets(segment)) for segment in segments}
+        return list(map(next, map(following.__getitem__, places)))
+    offsets = np.empty(count, dtype=np.int64)
+    for segment in segments:
+        found = segment.offsets or np.arange(segment.first, segment.first + segment.count)
+        offsets[places == segment.partition] = found
+    return offsets.tolist()
 
 
 def _minimal_answer(append: Append, count: int) -> Answer:

@@ -1,0 +1,168 @@
+"""Arrow bulk requests to segments, in whole columns: no Python object is made for an event.
+
+The stream is validated in full before a buffer of it is touched, so offsets that point
+outside their data are refused, not followed.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from zombi_platform.errors import InvalidRequestError
+from zombi_platform.events import (
+    HEADERS_TYPE,
+    PARTITION_MAX,
+    TIMESTAMP_MS_MAX,
+    TIMESTAMP_MS_MIN,
+)
+from zombi_platform.gateway.records import (
+    Decoded,
+    Headers,
+    check_count,
+    check_headers,
+    text_keys,
+)
+from zombi_platform.hot import HeaderColumns, Segment
+
+COLUMN_NAMES: Final = frozenset(
+    ("payload", "partition", "timestamp_ms", "idempotency_key", "headers")
+)
+NARROW: Final = (pa.binary(), pa.string())
+WIDE: Final = (pa.large_binary(), pa.large_string())
+
+
+def decode_arrow(body: bytes, limit: int) -> Decoded:
+    """The events of an Arrow IPC stream, of which there may be `limit`."""
+    try:
+        with pa.ipc.open_stream(body) as reader:
+            table = reader.read_all()
+        table.validate(full=True)
+        table = table.combine_chunks()
+    except (pa.ArrowException, OSError, ValueError, IndexError) as error:
+        raise InvalidRequestError(f"the body is not a valid Arrow stream: {error}") from error
+    check_count(table.num_rows, limit)
+    names = table.column_names
+    if "payload" not in names or len(set(names)) < len(names) or set(names) - COLUMN_NAMES:
+        raise InvalidRequestError(
+            f"Arrow columns {names} do not fit: payload is needed; partition, timestamp_ms, "
+            "idempotency_key and headers may come with it"
+        )
+    columns = {name: table.column(name).chunk(0) for name in names}
+    return _from_columns(columns, table.num_rows)
+
+
+def _from_columns(columns: dict[str, pa.Array], count: int) -> Decoded:
+    payload = _payload(columns["payload"])
+    partitions = _integers(columns, "partition", count, 0, 0, PARTITION_MAX)
+    now = time.time_ns() // 1_000_000
+    stamps = _integers(columns, "timestamp_ms", count, now, TIMESTAMP_MS_MIN, TIMESTAMP_MS_MAX)
+    keys, headers = _keys(columns, count), _headers(columns, count)
+    if (partitions == partitions[0]).all():
+        return _segments(partitions, payload, stamps, keys, headers), None
+    order = np.argsort(partitions, kind="stable")
+    rows = [] if keys is None and headers is None else order.tolist()
+    segments = _segments(
+        partitions[order],
+        payload.take(pa.array(order)),
+        stamps[order],
+        None if keys is None else [keys[row] for row in rows],
+        None if headers is None else [headers[row] for row in rows],
+    )
+    return segments, partitions
+
+
+def _segments(
+    partitions: npt.NDArray[Any],
+    payload: pa.Array,
+    stamps: npt.NDArray[Any],
+    keys: list[bytes] | None,
+    headers: list[Headers] | None,
+) -> list[Segment]:
+    """One segment for each run of rows with the same partition."""
+    width = np.int64 if payload.type in WIDE else np.int32
+    _, offsets_buffer, data = payload.buffers()
+    offsets = np.frombuffer(offsets_buffer, width)[payload.offset :][: len(payload) + 1]
+    changes = np.flatnonzero(partitions[1:] != partitions[:-1]) + 1
+    bounds = [0, *changes.tolist(), len(partitions)]
+    cuts = offsets[bounds].tolist()
+    lows = np.minimum.reduceat(stamps, bounds[:-1]).tolist()
+    highs = np.maximum.reduceat(stamps, bounds[:-1]).tolist()
+    numbers = partitions[bounds[:-1]].tolist()
+    timestamps = stamps.astype("<i8", copy=False).tobytes()
+    lengths = np.diff(offsets).astype("<u4", copy=False).tobytes()
+    payloads = memoryview(data or b"")
+    return [
+        Segment(
+            numbers[i],
+            end - start,
+            lows[i],
+            highs[i],
+            timestamps[8 * start : 8 * end],
+            lengths[4 * start : 4 * end],
+            payloads[cuts[i] : cuts[i + 1]].tobytes(),
+            None if keys is None or not any(keys[start:end]) else keys[start:end],
+            None if headers is None else _header_columns(headers[start:end]),
+        )
+        for i, (start, end) in enumerate(pairwise(bounds))
+    ]
+
+
+def _payload(array: pa.Array) -> pa.Array:
+    """As an array of bytes or text with offsets of either width."""
+    if array.null_count:
+        row = pc.index(array.is_null(), True).as_py()
+        raise InvalidRequestError(f"record {row}: payload is null")
+    if array.type in NARROW or array.type in WIDE:
+        return array
+    return _cast(array, "payload", pa.large_binary())
+
+
+def _integers(
+    columns: dict[str, pa.Array], name: str, count: int, missing: int, low: int, high: int
+) -> npt.NDArray[Any]:
+    array = columns.get(name)
+    if array is None:
+        return np.full(count, missing, dtype=np.int64)
+    if array.null_count or not pa.types.is_integer(array.type):
+        array = _cast(array, name, pa.int64())
+        array = array.fill_null(missing)
+    values: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    if values.min() < low or values.max() > high:
+        row = int(np.flatnonzero((values < low) | (values > high))[0])
+        raise InvalidRequestError(
+            f"record {row}: {name} {values[row]} is out of range, it must be {low} to {high}"
+        )
+    return values
+
+
+def _keys(columns: dict[str, pa.Array], count: int) -> list[bytes] | None:
+    array = columns.get("idempotency_key")
+    if array is None or array.null_count == count:
+        return None
+    return text_keys(_cast(array, "idempotency_key", pa.string()).to_pylist())
+
+
+def _headers(columns: dict[str, pa.Array], count: int) -> list[Headers] | None:
+    array = columns.get("headers")
+    if array is None or array.null_count == count:
+        return None
+    entries = _cast(array, "headers", HEADERS_TYPE).to_pylist()
+    return check_headers([dict(entry) if entry else None for entry in entries])
+
+
+def _header_columns(headers: list[Headers]) -> HeaderColumns | None:
+    return HeaderColumns.of(headers) if any(headers) else None
+
+
+def _cast(array: pa.Array, name: str, kind: pa.DataType) -> pa.Array:
+    try:
+        return array if array.type == kind else array.cast(kind)
+    except pa.ArrowException as error:
+        raise InvalidRequestError(f"Arrow column {name!r} of type {array.type}: {error}") from error
