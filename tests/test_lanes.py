@@ -235,3 +235,31 @@ def test_a_repeated_head_is_refused_once_its_token_is_revoked(tmp_path: Path) ->
 def test_an_offer_to_upgrade_is_ignored_and_the_body_read(lanes: tuple[Gateway, Gateway]) -> None:
     for lane in lanes:
         assert b" 202 Accepted" in exchange(lane.port, last(REQUESTS["upgrade"]))
+
+
+def test_offsets_come_in_the_order_of_the_records(lanes: tuple[Gateway, Gateway]) -> None:
+    partitions, keys = [1, 0, 1, 1, 0, 0], ["a", "b", None, "a", None, "b"]
+    items = [
+        {"payload": "p", "partition": partition, "idempotency_key": key}
+        for partition, key in zip(partitions, keys, strict=True)
+    ]
+    columns: dict[str, list[object]] = {
+        "payload": ["p"] * 6,
+        "partition": [*partitions],
+        "idempotency_key": [*keys],
+    }
+    json_bulk, arrow_bulk = records(*items), arrow(**columns)
+    plain = records(*({"payload": "p", "partition": partition} for partition in partitions))
+    plain_arrow = arrow(**{n: v for n, v in columns.items() if n != "idempotency_key"})
+    for lane in lanes:
+        answers = converse(
+            lane.port,
+            [
+                (post("/tables/order-json/bulk", json_bulk), 1),
+                (post("/tables/order-arrow/bulk", arrow_bulk, X_ARROW), 1),
+                (post("/tables/order-json/bulk", plain), 1),
+                (post("/tables/order-arrow/bulk", plain_arrow, X_ARROW), 1),
+            ],
+        )
+        offsets = [json.loads(answer[answer.index(b"{") :])["offsets"] for answer in answers]
+        assert offsets == [[1, 1, 2, 1, 2, 1]] * 2 + [[3, 3, 4, 5, 4, 5]] * 2
