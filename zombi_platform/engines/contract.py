@@ -1,0 +1,78 @@
+"""What an engine is: it turns splits of a cut into staged Parquet files.
+
+The seam between the pipeline and whatever does the work. Both engines run the same
+`stage_split`, so a file is the same whoever wrote it; they differ only in where that
+runs. Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from zombi_platform.cuts import Cut, Split, StagedFile
+from zombi_platform.lake.storage import Storage
+from zombi_platform.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class StagingJob:
+    """Everything a worker must know to stage splits of one cut, on whatever machine it is."""
+
+    url: str
+    token: str | None = field(repr=False)
+    table: str
+    cut_id: int
+    epoch: int
+    """Of the lease under which the cut is staged; a worker with an old one is refused."""
+    storage: Storage
+    uploads: int = 1
+    """Files of one split written at once."""
+
+    @classmethod
+    def of(cls, settings: Settings, storage: Storage, cut: Cut, epoch: int) -> StagingJob:
+        """The job for a cut under the lease with this epoch."""
+        # Uploads wait for the network; a local disk is as busy with one file as with four.
+        uploads = settings.max_concurrent_s3_uploads if storage.is_s3 else 1
+        return cls(settings.url, settings.token, cut.table, cut.id, epoch, storage, uploads)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitResult:
+    """One split is staged: by this worker, or by another one that was first."""
+
+    split: int
+    kept: bool
+    """Whether this worker's files are the ones recorded in the cut."""
+    files: tuple[StagedFile, ...]
+    """The files recorded in the cut, whoever wrote them."""
+    seconds: float
+
+    @property
+    def events(self) -> int:
+        return sum(file.events for file in self.files)
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+
+class Engine(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    def ready(self) -> None:
+        """Raise EngineUnavailableError, soon, if staging now would fail."""
+
+    def stage(
+        self, job: StagingJob, splits: Sequence[Split], on_split: Callable[[SplitResult], None]
+    ) -> None:
+        """Stage these splits and tell of each as it is recorded.
+
+        Returns when all are. Raises what stopped it; splits told of stay recorded, and
+        staging the rest again is safe, here or elsewhere.
+        """
+
+    def close(self) -> None:
+        """Let go of sessions and threads."""
