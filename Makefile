@@ -5,7 +5,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --for
 	--generate-hashes --annotation-style line --no-emit-index-url --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := venv
-.PHONY: venv up test lint format bench lock clean help
+.PHONY: venv up test lint format memory bench lock clean help
 
 venv: $(STAMP) ## make or refresh .venv from the lock
 
@@ -24,6 +24,9 @@ lint: $(STAMP) ## check format, style, types and import rules
 format: $(STAMP) ## rewrite the code in the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+memory: $(STAMP) ## measure the gateway's memory through 20 million events; options: ARGS="--help"
+	$(BIN)/python -m bench.memory $(ARGS)
 
 bench: $(STAMP) ## measure the gateway; options: make bench ARGS="--help"
 	@command -v wrk >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get install -y -qq wrk; } || true

@@ -103,11 +103,17 @@ class Settings:
     max_concurrent_reads: int = setting(
         8, "Reads of the hot buffer served at once; more wait their turn.", low=1, high=1024
     )
+    max_open_reads: int = setting(
+        32, "Reads whose answer is not sent whole yet; more get 503.", low=1, high=10_000
+    )
     request_timeout_secs: float = setting(
         30.0, "Seconds in which a request must have arrived whole.", low=0.1, high=3600
     )
     idle_timeout_secs: float = setting(
-        60.0, "Seconds after which a connection without a request is closed.", low=0.1, high=3600
+        60.0,
+        "Seconds after which a connection without a request, or with an unread answer, is closed.",
+        low=0.1,
+        high=3600,
     )
     shutdown_grace_secs: int = setting(
         10, "Seconds that requests in flight get to finish on SIGTERM.", low=1, high=3600

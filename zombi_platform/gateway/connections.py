@@ -1,10 +1,10 @@
 """One HTTP connection within limits: heads, waiting, unread answers, refusals.
 
-uvicorn's protocol trusts its peer in four places. It lets a head, a trailer or chunk
-framing grow without end; it waits for a request, and for a reader, for ever; it answers a
+uvicorn's protocol trusts its peer. It lets a head, a trailer or chunk framing grow without
+end, and a pipeline too; it waits for a request, and for a reader, for ever; it answers a
 broken request ahead of requests that still wait for theirs; and it closes on a peer that
-is still sending, who then sees a reset instead of the reason. This class bounds the first
-two and mends the others. It knows nothing of routes; the fast lane is a subclass.
+is still sending, who then sees a reset instead of the reason. This class bounds and mends
+these. It knows nothing of routes; the fast lane is a subclass.
 """
 
 from __future__ import annotations
@@ -14,7 +14,12 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from zombi_platform.errors import ZombiError
 from zombi_platform.gateway.writes import Answer, error_answer
@@ -44,6 +49,7 @@ class Connection(HttpToolsProtocol):
         """Whether a message has begun that is not whole yet."""
         self.busy_since = time.monotonic()
         """When the message under way, or the idle time, began."""
+        self._active: RequestResponseCycle | None = None
         self._in_body = False
         self._upgrading = False
         self._data = b""
@@ -58,11 +64,16 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.flow = Flow(transport, self)
         excess = len(self.connections) - self.gateway.settings.max_connections
         if excess > LINGERING_MAX:
             transport.close()
         elif excess > 0:
             self.refuse(503, "SERVER_OVERLOADED", "too many connections; retry shortly", retry=1)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_cycles()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._refused_at is not None:
@@ -120,11 +131,13 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        more = bool(self.pipeline)
         super().on_response_complete()
         if self.expect_100_continue and self.receiving:
             # Nobody knows whether the body that was never asked for will come.
             self.transport.close()
-        self.answered()
+        if not more:
+            self.answered()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -132,8 +145,11 @@ class Connection(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if not self.pipeline:
-            self.flow.resume_reading()
+        self.flow.resume_reading()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._active = cycle
+        super()._start_asgi_task(cycle, app)
 
     def send_400_response(self, msg: str) -> None:
         self.refuse(400, "INVALID_REQUEST", f"{msg} Send a well-formed HTTP/1.1 request.")
@@ -174,6 +190,7 @@ class Connection(HttpToolsProtocol):
 
     def close_late(self) -> None:
         if self._refused_at is not None or self._unsent:
+            self._forget_cycles()
             self.transport.abort()
         elif self.receiving:
             self.refuse(408, "REQUEST_TIMEOUT", "the request did not arrive in time")
@@ -181,10 +198,8 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def answered(self) -> None:
-        """One answer is sent whole; a refusal that waited for its turn follows the last."""
-        if self.flow.write_paused:
-            self.flow.pause_reading()
-        if self._last_words and not self.pipeline:
+        """Every answer that was due is sent; a refusal that waited for its turn follows."""
+        if self._last_words:
             self._say_last(self._last_words)
 
     def refuse(self, status: int, code: str, message: str, retry: int | None = None) -> None:
@@ -217,6 +232,13 @@ class Connection(HttpToolsProtocol):
         else:
             self._say_last(words)
 
+    def _forget_cycles(self) -> None:
+        """Nobody is there any more. uvicorn tells only the newest request."""
+        self.pipeline.clear()
+        if self._active is not None:
+            self._active.disconnected = True
+            self._active.message_event.set()
+
     def _say_last(self, words: bytes) -> None:
         self._last_words = b""
         if not self.transport.is_closing():
@@ -240,6 +262,22 @@ class Connection(HttpToolsProtocol):
 
     def _refuse_head(self) -> None:
         self.refuse(431, "HEADERS_TOO_LARGE", f"the head is over {HEAD_BYTES_MAX} bytes")
+
+
+class Flow(FlowControl):
+    """Reads on only when nothing is queued and answers are being taken.
+
+    uvicorn reads on whenever a request asks for its body, so that each request of a pipeline
+    lets many more in.
+    """
+
+    def __init__(self, transport: Any, connection: Connection) -> None:
+        super().__init__(transport)
+        self._pipeline = connection.pipeline
+
+    def resume_reading(self) -> None:
+        if not self._pipeline and not self.write_paused:
+            super().resume_reading()
 
 
 class Heads:

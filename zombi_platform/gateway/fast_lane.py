@@ -263,5 +263,4 @@ class GatewayProtocol(Connection):
             self._start_asgi_task(cycle, app)
         else:
             self.cycle = _DONE
-        if self._last_words:
             self.answered()

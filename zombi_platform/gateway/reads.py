@@ -14,16 +14,47 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from zombi_platform.errors import InvalidRequestError
+from zombi_platform.errors import InvalidRequestError, OverloadedError
 from zombi_platform.events import COLUMNS
 from zombi_platform.hot.buffer import Reading
 
 JSON_LIMIT_MAX: Final = 10_000
 ARROW_LIMIT_MAX: Final = 1_000_000
-PAGE_BYTES_MAX: Final = 32 * 2**20
+PAGE_BYTES_MAX: Final = 8 * 2**20
 """A JSON page ends early past this size, and says that there is more."""
 
+SLICE_BYTES: Final = 256 * 2**10
+"""Answers are handed to the connection in slices, so that it holds one and no more."""
+
 _encode = msgspec.json.Encoder().encode
+
+
+class OpenReads:
+    """Reads under way or not yet taken by their reader, within a limit.
+
+    A slow reader keeps its place until it has the answer or is cut off, so that answers in
+    memory are bounded; threads are not held meanwhile, so that it delays nobody.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._open = 0
+
+    def enter(self) -> None:
+        if self._open >= self._limit:
+            raise OverloadedError(
+                f"{self._open} reads are open of {self._limit} at most "
+                "(ZOMBI_MAX_OPEN_READS); retry shortly"
+            )
+        self._open += 1
+
+    def leave(self) -> None:
+        self._open -= 1
+
+
+def slices(data: bytes) -> Iterator[memoryview]:
+    view = memoryview(data)
+    return (view[start : start + SLICE_BYTES] for start in range(0, len(view), SLICE_BYTES))
 
 
 @dataclass(frozen=True, slots=True)

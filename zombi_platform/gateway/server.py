@@ -27,6 +27,7 @@ from zombi_platform.gateway.app import create_app
 from zombi_platform.gateway.bodies import Arriving
 from zombi_platform.gateway.fast_lane import GatewayProtocol
 from zombi_platform.gateway.metrics import Metrics
+from zombi_platform.gateway.reads import OpenReads
 from zombi_platform.gateway.state import GatewayState
 from zombi_platform.gateway.writes import Writes
 from zombi_platform.hot import HotBuffer
@@ -60,6 +61,7 @@ async def _serve(settings: Settings) -> None:
         hot,
         Writes(settings, hot, metrics),
         Arriving(settings.max_inflight_bytes_mb * 2**20),
+        OpenReads(settings.max_open_reads),
         readers,
     )
     server = _Server(_config(state))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from zombi_platform.gateway.access import Access
 from zombi_platform.gateway.bodies import Arriving
 from zombi_platform.gateway.metrics import Metrics
+from zombi_platform.gateway.reads import OpenReads
 from zombi_platform.gateway.writes import Writes
 from zombi_platform.hot import HotBuffer
 from zombi_platform.settings import Settings
@@ -21,5 +22,6 @@ class GatewayState:
     hot: HotBuffer
     writes: Writes
     arriving: Arriving
+    open_reads: OpenReads
     readers: ThreadPoolExecutor
     """Threads in which the hot buffer is read; their number bounds reads at once."""

@@ -22,7 +22,7 @@ from zombi_platform.hot.blocks import Block, decode_block, to_arrow
 from zombi_platform.hot.partitions import Partition
 from zombi_platform.hot.store import Cursor, Store, View
 
-BATCH_BYTES: Final = 4 * 2**20
+BATCH_BYTES: Final = 2**20
 BATCH_EVENTS: Final = 65_536
 CANDIDATES_SLACK: Final = 262_144
 """Candidates kept past twice the limit before the first pass sorts and drops the surplus."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
+from starlette.types import Receive, Scope, Send
 
 from zombi_platform.errors import InvalidRequestError, NotAcceptableError
 from zombi_platform.events import COLUMNS, SEQUENCE_MAX, TIMESTAMP_MS_MAX, check_table
@@ -22,6 +23,7 @@ from zombi_platform.gateway.reads import (
     arrow_chunks,
     json_page,
     parse_fields,
+    slices,
 )
 from zombi_platform.gateway.requests import caller
 from zombi_platform.gateway.routes.parameters import PartitionNumber, TableName
@@ -157,30 +159,63 @@ def read_routes(state: GatewayState) -> APIRouter:
                 f"limit {limit} is over {JSON_LIMIT_MAX} for JSON; read more as {ARROW_TYPE}"
             )
         names = parse_fields(fields)
-        loop = asyncio.get_running_loop()
-        reading = await loop.run_in_executor(
-            state.readers, state.hot.reading, table, partition, offset, limit, since
-        )
-        if arrow:
+        state.open_reads.enter()
+        try:
+            reading = await _in_thread(
+                state, state.hot.reading, table, partition, offset, limit, since
+            )
+            page = None if arrow else await _in_thread(state, json_page, reading, names)
+        except BaseException:
+            state.open_reads.leave()
+            raise
+        if page is None:
             more = {HAS_MORE: "true" if reading.has_more else "false"}
-            chunks = _stream(state, reading, names, started)
-            return StreamingResponse(chunks, headers=more, media_type=ARROW_TYPE)
-        page = await loop.run_in_executor(state.readers, json_page, reading, names)
+            return OpenResponse(state, _stream(state, reading, names, started), more, ARROW_TYPE)
         state.metrics.did_read(page.count, time.perf_counter() - started)
-        return Response(page.body, media_type="application/json")
+        size = {"Content-Length": str(len(page.body))}
+        return OpenResponse(state, _slices(page.body), size, "application/json")
 
     return router
 
 
+class OpenResponse(StreamingResponse):
+    """An answer that counts as an open read until its reader has it, or is gone."""
+
+    def __init__(
+        self,
+        state: GatewayState,
+        content: AsyncIterator[memoryview],
+        headers: dict[str, str],
+        media_type: str,
+    ) -> None:
+        super().__init__(content, headers=headers, media_type=media_type)
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._state.open_reads.leave()
+
+
 async def _stream(
     state: GatewayState, reading: Reading, names: list[str], started: float
-) -> AsyncIterator[bytes]:
-    loop = asyncio.get_running_loop()
+) -> AsyncIterator[memoryview]:
     pieces, count = arrow_chunks(reading, names), 0
-    while piece := await loop.run_in_executor(state.readers, next, pieces, None):
+    while piece := await _in_thread(state, next, pieces, None):
         count += piece[1]
-        yield piece[0]
+        for part in slices(piece[0]):
+            yield part
     state.metrics.did_read(count, time.perf_counter() - started)
+
+
+async def _slices(body: bytes) -> AsyncIterator[memoryview]:
+    for part in slices(body):
+        yield part
+
+
+async def _in_thread(state: GatewayState, work: Callable[..., Any], *args: Any) -> Any:
+    return await asyncio.get_running_loop().run_in_executor(state.readers, work, *args)
 
 
 def _wants_arrow(request: Request) -> bool:
