@@ -4,8 +4,10 @@ STAMP := .venv/.installed
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --fork-strategy fewest \
 	--generate-hashes --annotation-style line --no-emit-index-url --custom-compile-command "make lock"
 
+VERSITYGW := $(or $(GOPATH),$(HOME)/go)/bin/versitygw
+
 .DEFAULT_GOAL := venv
-.PHONY: venv up test lint format memory bench lock clean help
+.PHONY: venv up test test-integration lint format memory bench lock clean help
 
 venv: $(STAMP) ## make or refresh .venv from the lock
 
@@ -14,6 +16,9 @@ up: $(STAMP) ## start the platform on this machine; options: make up ARGS="--hel
 
 test: $(STAMP) ## run the tests
 	$(BIN)/pytest
+
+test-integration: $(STAMP) $(VERSITYGW) ## run the tests that need real servers: Go, Java and Maven
+	$(BIN)/pytest -m integration
 
 lint: $(STAMP) ## check format, style, types and import rules
 	$(BIN)/ruff format --check .
@@ -42,13 +47,17 @@ clean: ## remove everything that can be made again; data stays
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Bytecode is compiled here because some machines forbid Python to write it later.
 $(STAMP): pyproject.toml requirements-dev.lock | $(BIN)/uv
 	$(BIN)/uv pip sync --quiet --python .venv --require-hashes --compile-bytecode requirements-dev.lock
 	$(BIN)/uv pip install --quiet --python .venv --no-deps --no-build-isolation --editable .
 	@touch $@
+
+# An S3 server that checks signatures; building it takes some minutes, once.
+$(VERSITYGW):
+	go install github.com/versity/versitygw/cmd/versitygw@v1.8.0
 
 $(BIN)/uv:
 	python3 -m venv --clear .venv

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.lake.staging import HOUR, Tombstones, stage, stage_file
-from zombi_platform.cuts import Cut, Range
+from tests.lake.worlds import put, rows
+from zombi_platform.cuts import Range
 from zombi_platform.errors import CorruptionError, InvalidRequestError, LakeConflictError
 from zombi_platform.failpoints import FailpointError, arm
 from zombi_platform.lake.lake import Lake
@@ -18,19 +19,6 @@ from zombi_platform.settings import Settings
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
     return Lake(Settings(data_dir=tmp_path))
-
-
-def put(lake: Lake, *cuts: Cut) -> int:
-    """Commit and say how many events that added."""
-    return lake.commit(cuts[0].table, cuts, before_write=Tombstones()).events
-
-
-def rows(lake: Lake, table: str = "orders") -> list[tuple[int, int]]:
-    """Every (partition, sequence) that a reader sees, sorted."""
-    loaded = lake.load(table)
-    assert loaded is not None
-    found = loaded[0].scan(selected_fields=("partition", "sequence")).to_arrow()
-    return sorted(zip(found["partition"].to_pylist(), found["sequence"].to_pylist(), strict=True))
 
 
 def test_a_commit_moves_watermarks_and_rows_together(lake: Lake) -> None:

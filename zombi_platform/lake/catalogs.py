@@ -6,7 +6,7 @@ so that nobody else needs to know what HTTP or database library is below.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -63,8 +63,26 @@ def open_catalog(settings: Settings, storage: Storage) -> Catalog:
         properties["uri"] = _uri(settings)
     if settings.catalog == "glue":
         properties["glue.region"] = settings.s3_region
+    try:
+        return _open(settings, properties)
+    except LakeUnavailableError:
+        # Of two who open a new database at once, one fails to make what the other has made.
+        return _open(settings, properties)
+
+
+def _open(settings: Settings, properties: Mapping[str, str]) -> Catalog:
     with catalog_errors(settings.catalog_uri or settings.catalog):
         return load_catalog(NAME, type=settings.catalog, **properties)
+
+
+def ensure_namespace(catalog: Catalog, namespace: str) -> None:
+    """Make the namespace unless it is there, or somebody makes it at the same time."""
+    try:
+        catalog.create_namespace_if_not_exists(namespace)
+    except Exception:
+        # How a catalog says "there already" is not the same in all of them.
+        if not catalog.namespace_exists(namespace):
+            raise
 
 
 def open_rest_catalog(

@@ -100,16 +100,16 @@ def commit(lake: Lake, table: str, cuts: Sequence[Cut], before_write: BeforeWrit
         check_lineage(state)
         left = remaining(state, cuts)
         if not left:
-            return _result(state, cuts, ())
+            return _result(state.last_zombi_snapshot, state.watermarks, cuts, ())
         files = [file for cut in left for file in cut.files]
         missing = [file for file in files if file.path not in described]
         for found in read_data_files(lake.storage, loaded.metadata, missing) if missing else ():
             described[found.file_path] = found
         attempted = _Attempt(lake, loaded, left, [described[file.path] for file in files])
         if attempted.run(before_write):
-            state = lake.require_state(table)
             failpoint("commit.done")
-            return _result(state, cuts, left)
+            watermarks = {**state.watermarks, **_ends(left)}
+            return _result(attempted.snapshot_id, watermarks, cuts, left)
         time.sleep(random.uniform(0, min(0.05 * 2**attempt, BACKOFF_SECS_MAX)))
     raise LakeUnavailableError(
         f"table {table!r} changed under each of {ATTEMPTS} tries to commit: "
@@ -141,12 +141,12 @@ class _Attempt:
         self._metadata = loaded.metadata
         self._cuts = cuts
         self._files = files
-        self._snapshot_id = self._metadata.new_snapshot_id()
+        self.snapshot_id = self._metadata.new_snapshot_id()
         self._expired = choose_expired(self._metadata, lake.snapshots_kept)
 
     def run(self, before_write: BeforeWrite) -> bool:
         """Write the manifests and commit; false means that somebody else was first."""
-        plan = plan_manifests(self._metadata, self._loaded.io, self._snapshot_id, str(uuid4()))
+        plan = plan_manifests(self._metadata, self._loaded.io, self.snapshot_id, str(uuid4()))
         orphans = orphaned_by_expiry(self._metadata, self._loaded.io, self._expired)
         announced = time.monotonic()
         before_write(
@@ -164,7 +164,7 @@ class _Attempt:
         except ZombiError:
             # It may have arrived. If it did, the snapshot is there under its own id.
             state = self._lake.state(self._cuts[0].table)
-            if state is None or self._snapshot_id not in state.snapshot_ids:
+            if state is None or self.snapshot_id not in state.snapshot_ids:
                 raise
         return True
 
@@ -185,14 +185,14 @@ class _Attempt:
     def _updates(self, plan: ManifestPlan) -> tuple[TableUpdate, ...]:
         ends = _ends(self._cuts)
         properties = {f"{WATERMARK}{partition}": str(end) for partition, end in ends.items()}
-        properties[LAST_SNAPSHOT] = str(self._snapshot_id)
+        properties[LAST_SNAPSHOT] = str(self.snapshot_id)
         updates: tuple[TableUpdate, ...] = (
             AddSnapshotUpdate(snapshot=self._snapshot(plan)),
             SetSnapshotRefUpdate.model_validate(
                 {
                     "ref-name": MAIN_BRANCH,
                     "type": SnapshotRefType.BRANCH,
-                    "snapshot-id": self._snapshot_id,
+                    "snapshot-id": self.snapshot_id,
                 }
             ),
             SetPropertiesUpdate(updates=properties),
@@ -206,7 +206,7 @@ class _Attempt:
         metadata = self._metadata
         return Snapshot.model_validate(
             {
-                "snapshot-id": self._snapshot_id,
+                "snapshot-id": self.snapshot_id,
                 "parent-snapshot-id": metadata.current_snapshot_id,
                 "sequence-number": metadata.next_sequence_number(),
                 # Iceberg's readers refuse a history that runs backwards, as clocks may.
@@ -315,11 +315,16 @@ def _mismatch(state: LakeState, cuts: Sequence[Cut], found: Mapping[int, int]) -
     )
 
 
-def _result(state: LakeState, cuts: Sequence[Cut], added: Sequence[Cut]) -> Commit:
+def _result(
+    snapshot_id: int | None,
+    watermarks: Mapping[int, int],
+    cuts: Sequence[Cut],
+    added: Sequence[Cut],
+) -> Commit:
     files = [file for cut in added for file in cut.files]
     return Commit(
-        snapshot_id=state.last_zombi_snapshot,
-        watermarks=state.watermarks,
+        snapshot_id=snapshot_id,
+        watermarks=watermarks,
         cuts=tuple(cut.id for cut in cuts),
         events=sum(cut.events for cut in added),
         files=len(files),

@@ -7,14 +7,13 @@ the catalog. Its methods raise only `ZombiError`s.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import (
     CommitFailedException,
-    NamespaceAlreadyExistsError,
     NoSuchNamespaceError,
     NoSuchTableError,
     TableAlreadyExistsError,
@@ -26,7 +25,7 @@ from zombi_platform.cuts import Cut
 from zombi_platform.errors import LakeConflictError, ZombiError
 from zombi_platform.failpoints import failpoint
 from zombi_platform.lake import commit as committing
-from zombi_platform.lake.catalogs import catalog_errors, open_catalog
+from zombi_platform.lake.catalogs import catalog_errors, ensure_namespace, open_catalog
 from zombi_platform.lake.commit import BeforeWrite, Commit
 from zombi_platform.lake.filesystem_catalog import FilesystemCatalog
 from zombi_platform.lake.orphans import unreferenced
@@ -81,16 +80,6 @@ class Lake:
             except (NoSuchTableError, NoSuchNamespaceError):
                 return None
 
-    def locate(self, table: str, known: str | None = None) -> str | None:
-        """Location of the current metadata file; `known`, an earlier answer, may save work."""
-        with self._errors():
-            try:
-                if isinstance(self.catalog, FilesystemCatalog):
-                    return self.catalog.locate(table, known)
-                return self.catalog.load_table((self.namespace, table)).metadata_location
-            except (NoSuchTableError, NoSuchNamespaceError):
-                return None
-
     def require_state(self, table: str) -> LakeState:
         """The state of a table that must be there."""
         state = self.state(table)
@@ -118,7 +107,7 @@ class Lake:
         if state is not None:
             return state
         with self._errors():
-            self._ensure_namespace()
+            ensure_namespace(self.catalog, self.namespace)
             try:
                 self.catalog.create_table(
                     (self.namespace, table),
@@ -166,6 +155,15 @@ class Lake:
         failpoint("sweep.deleted")
         return Swept(tuple(sorted(doomed)), tuple(sorted(candidates - doomed)))
 
+    def strays(self, table: str) -> list[str]:
+        """Files below the table that it does not refer to; tombstones and cuts may know them."""
+        found = self.load(table)
+        if found is None:
+            return []
+        everything = [file.location for file in self.storage.files(found[1].location + "/")]
+        with self._errors():
+            return sorted(unreferenced(self.storage, found[0], everything))
+
     def check(self) -> list[str]:
         """What would keep events from reaching the lake, in words; empty if all is well."""
         problems = []
@@ -201,11 +199,6 @@ class Lake:
             return []  # it tidies them up by number
         log = table.metadata.metadata_log
         return [entry.metadata_file for entry in log[: max(0, len(log) - METADATA_KEPT + 1)]]
-
-    def _ensure_namespace(self) -> None:
-        # Somebody may be quicker between the look and the making.
-        with suppress(NamespaceAlreadyExistsError):
-            self.catalog.create_namespace_if_not_exists(self.namespace)
 
     def _errors(self) -> AbstractContextManager[None]:
         return catalog_errors(self._settings.catalog_uri or self._settings.catalog)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CONNECT_TIMEOUT_SECS_MAX: Final = 5.0
+ARROW_TRIES_MAX: Final = 3
+"""Each of pyarrow's tries may take the whole time limit, so there are few."""
 DELETE_BATCH: Final = 1000
 """Keys in one DeleteObjects request, the most that S3 allows."""
 
@@ -42,6 +44,11 @@ REFUSALS: Final = {
         "there is no bucket {bucket!r} at {endpoint}: create it, or correct ZOMBI_S3_BUCKET",
     ),
     "InvalidAccessKeyId": (
+        "CREDENTIALS_WRONG",
+        "{endpoint} does not know the access key: correct AWS_ACCESS_KEY_ID",
+    ),
+    # What versitygw says instead.
+    "XAdminUserNotFound": (
         "CREDENTIALS_WRONG",
         "{endpoint} does not know the access key: correct AWS_ACCESS_KEY_ID",
     ),
@@ -84,6 +91,7 @@ ARROW_NAMES: Final = {
     "ACCESS_DENIED": "AccessDenied",
     "INVALID_CLIENT_TOKEN_ID": "InvalidToken",
     "EXPIRED_TOKEN": "ExpiredToken",
+    "XAdminUserNotFound": "XAdminUserNotFound",
 }
 """The same errors as pyarrow's AWS library spells them."""
 
@@ -182,7 +190,9 @@ class ObjectStore:
                 region=storage.region,
                 connect_timeout=min(CONNECT_TIMEOUT_SECS_MAX, storage.timeout_secs),
                 request_timeout=storage.timeout_secs,
-                retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=storage.tries),
+                retry_strategy=fs.AwsStandardS3RetryStrategy(
+                    max_attempts=min(storage.tries, ARROW_TRIES_MAX)
+                ),
             )
         return self._filesystem
 
@@ -263,7 +273,17 @@ class ObjectStore:
             return FileNotFoundError(location)
         if code in THERE_ALREADY:
             return FileExistsError(location)
-        return self._refusal(code, location) or LakeUnavailableError(
+        refusal = self._refusal(code, location)
+        if refusal is None and error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") in (
+            401,
+            403,
+        ):
+            refusal = LakeRefusedError(
+                f"{self._endpoint} refuses {location}: {error}; correct the credentials or what "
+                "they may do",
+                code="ACCESS_DENIED",
+            )
+        return refusal or LakeUnavailableError(
             f"{self._endpoint} failed at {location}: {error}", code="STORE_FAILED"
         )
 
@@ -289,7 +309,7 @@ class ObjectStore:
     def _translated_arrow(self, error: OSError, location: str) -> ZombiError:
         text = str(error)
         for name, code in ARROW_NAMES.items():
-            if f"AWS Error {name} " in text:
+            if f"AWS Error {name} " in text or f"ExceptionName: {name} " in text:
                 refusal = self._refusal(code, location)
                 assert refusal is not None
                 return refusal

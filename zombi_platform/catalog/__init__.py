@@ -1,1 +1,0 @@
-"""What engines talk to: the tables as Iceberg REST serves them, committed and live."""

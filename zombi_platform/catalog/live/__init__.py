@@ -1,1 +1,0 @@
-"""Events as soon as they are acked, for any Iceberg engine: committed files and staged hot rows."""
