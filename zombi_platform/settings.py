@@ -289,7 +289,8 @@ def remarks(environ: Mapping[str, str]) -> list[str]:
 
 def _parse(spec: Field[Any], text: str) -> Any:
     kind = typing.get_type_hints(Settings)[spec.name]
-    if isinstance(kind, types.UnionType):
+    # `X | None` is one of two types, depending on what X is.
+    if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
         kind = next(arm for arm in typing.get_args(kind) if arm is not types.NoneType)
     if typing.get_origin(kind) is Literal:
         choices = typing.get_args(kind)

@@ -1,4 +1,7 @@
-"""The `zombi` command. Expected errors become one line and an exit code, never a traceback."""
+"""The `zombi` command. Expected errors become one line and an exit code, never a traceback.
+
+Every command is imported to show its help, so none imports anything heavy at its top.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,16 @@ import sys
 import typer
 
 from zombi_platform import __version__
-from zombi_platform.cli import gateway, settings, tokens, up
+from zombi_platform.cli import doctor, gateway, send, settings, tables, tail, tokens, up
 from zombi_platform.errors import SettingsError, ZombiError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Events in, Iceberg out.")
 app.command("gateway")(gateway.serve)
 app.command("up")(up.up)
+app.command("send")(send.send)
+app.command("tail")(tail.tail)
+app.command("tables")(tables.tables)
+app.command("doctor")(doctor.doctor)
 app.command("settings")(settings.show)
 app.add_typer(tokens.app, name="token")
 

@@ -6,8 +6,6 @@ import os
 from dataclasses import fields
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from zombi_platform.settings import Settings, render_env_example, render_table, variable
 
@@ -20,6 +18,9 @@ def show(
     if markdown or env:
         typer.echo(render_table() if markdown else render_env_example(), nl=False)
         return
+    from rich.console import Console
+    from rich.table import Table
+
     settings = Settings.from_env(os.environ)
     table = Table("variable", "value", "meaning")
     for spec in fields(Settings):

@@ -7,15 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from zombi_platform.gateway.tokens import (
-    TOKENS_FILE_NAME,
-    create_token,
-    list_tokens,
-    revoke_token,
-)
 from zombi_platform.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, help="Make, list and revoke tokens.")
@@ -27,6 +19,8 @@ File = Annotated[
 
 
 def _file(given: Path | None) -> Path:
+    from zombi_platform.gateway.tokens import TOKENS_FILE_NAME
+
     settings = Settings.from_env(os.environ)
     return given or settings.tokens_file or settings.data_dir / TOKENS_FILE_NAME
 
@@ -39,6 +33,8 @@ def create(
     file: File = None,
 ) -> None:
     """Make a token and print it; it is not shown again."""
+    from zombi_platform.gateway.tokens import create_token
+
     path = _file(file)
     typer.echo(create_token(path, name, role, table))
     typer.echo(f"kept in {path}; the gateway reads it as ZOMBI_TOKENS_FILE={path}", err=True)
@@ -47,6 +43,11 @@ def create(
 @app.command("list")
 def list_all(file: File = None) -> None:
     """List the tokens."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from zombi_platform.gateway.tokens import list_tokens
+
     table = Table("id", "name", "roles", "tables", "created")
     for token in list_tokens(_file(file)):
         tables = "every" if token.tables is None else ", ".join(token.tables)
@@ -57,5 +58,7 @@ def list_all(file: File = None) -> None:
 @app.command("revoke")
 def revoke(id_or_name: str, file: File = None) -> None:
     """Revoke a token by its id or name."""
+    from zombi_platform.gateway.tokens import revoke_token
+
     token = revoke_token(_file(file), id_or_name)
     typer.echo(f"revoked {token.name} ({token.id})", err=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -13,6 +14,7 @@ from zombi_platform import __version__
 from zombi_platform.errors import InvalidRequestError, NotFoundError, ZombiError
 from zombi_platform.gateway import routes
 from zombi_platform.gateway.documentation import documentation_routes
+from zombi_platform.gateway.iceberg_errors import error_body
 from zombi_platform.gateway.openapi import describe
 from zombi_platform.gateway.requests import to_response
 from zombi_platform.gateway.state import GatewayState
@@ -33,6 +35,7 @@ def create_app(state: GatewayState) -> FastAPI:
         routes.write_routes(state),
         routes.read_routes(state),
         routes.consumer_routes(state),
+        routes.iceberg_routes(state),
         routes.operation_routes(state),
         routes.sign_in_routes(state),
         documentation_routes(),
@@ -47,41 +50,44 @@ class _Documented(FastAPI):
 
 
 def _handle_errors(app: FastAPI, state: GatewayState) -> None:
-    def refuse(error: ZombiError, status: int | None = None) -> Response:
+    def refuse(request: Request, error: ZombiError, status: int | None = None) -> Response:
         state.metrics.errors += 1
         answer = error_answer(error)
         if status is not None:
             answer = Answer(status, answer.body)
-        return to_response(answer)
+        body = error_body(request.url.path, error, answer.status)
+        return to_response(answer if body is None else msgspec.structs.replace(answer, body=body))
 
     @app.exception_handler(ZombiError)
-    async def known(_: Request, error: ZombiError) -> Response:
-        return refuse(error)
+    async def known(request: Request, error: ZombiError) -> Response:
+        return refuse(request, error)
 
     @app.exception_handler(ClientDisconnect)
     async def gone(_: Request, __: ClientDisconnect) -> Response:
         return Response(status_code=408)  # which nobody reads
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> Response:
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"][1:]) or str(first["loc"][0])
-        return refuse(InvalidRequestError(f"{where}: {first['msg']}"))
+        return refuse(request, InvalidRequestError(f"{where}: {first['msg']}"))
 
     @app.exception_handler(HTTPException)
     async def unrouted(request: Request, error: HTTPException) -> Response:
         if error.status_code == 404:
-            return refuse(NotFoundError(f"there is no {request.url.path[:200]!r}; see /docs"))
+            return refuse(
+                request, NotFoundError(f"there is no {request.url.path[:200]!r}; see /docs")
+            )
         if error.status_code == 405:
             refused = ZombiError(
                 f"{request.method} is not for {request.url.path[:200]!r}; see /docs",
                 code="METHOD_NOT_ALLOWED",
             )
-            response = refuse(refused, 405)
+            response = refuse(request, refused, 405)
             response.headers.update(error.headers or {})
             return response
-        return refuse(InvalidRequestError(str(error.detail)), error.status_code)
+        return refuse(request, InvalidRequestError(str(error.detail)), error.status_code)
 
     @app.exception_handler(Exception)
-    async def unexpected(_: Request, error: Exception) -> Response:
-        return refuse(ZombiError(f"an internal error happened: {type(error).__name__}"))
+    async def unexpected(request: Request, error: Exception) -> Response:
+        return refuse(request, ZombiError(f"an internal error happened: {type(error).__name__}"))

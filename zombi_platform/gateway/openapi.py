@@ -27,6 +27,7 @@ WRITING: Final = "Write"
 READING: Final = "Read"
 CONSUMING: Final = "Consumer offsets"
 OPERATING: Final = "Operate"
+CATALOG: Final = "Iceberg catalog"
 SIGNING_IN: Final = "Sign in"
 
 TAGS: Final = [
@@ -34,6 +35,7 @@ TAGS: Final = [
     {"name": READING, "description": "Events that are still in the hot buffer."},
     {"name": CONSUMING, "description": "Deprecated: read the tables with an Iceberg engine."},
     {"name": OPERATING, "description": "Health, statistics and metrics."},
+    {"name": CATALOG, "description": "Iceberg REST: every table for every engine."},
     {"name": SIGNING_IN, "description": "OAuth2 client credentials made from a token."},
 ]
 
@@ -43,6 +45,18 @@ class ErrorBody(BaseModel):
 
     error: str = Field(description="What was wrong, and what to do.")
     code: str = Field(description="A name for programs.", examples=["INVALID_REQUEST"])
+
+
+class IcebergErrorModel(BaseModel):
+    message: str
+    type: str = Field(examples=["NoSuchTableException"])
+    code: int = Field(description="The status.")
+
+
+class IcebergErrorBody(BaseModel):
+    """Every error under `/v1`, as Iceberg REST has it."""
+
+    error: IcebergErrorModel
 
 
 _REJECTED: Final = {
@@ -67,6 +81,11 @@ _CHALLENGE: Final = {"description": "Always `Bearer`.", "schema": {"type": "stri
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The error answers of a route, for FastAPI's `responses`."""
     return {status: _error(status) for status in statuses}
+
+
+def iceberg_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The same for routes of the Iceberg catalog."""
+    return {status: {**_error(status), "model": IcebergErrorBody} for status in statuses}
 
 
 def _error(status: int) -> dict[str, Any]:

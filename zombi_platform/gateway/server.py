@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 import uvicorn
 import uvloop
 
+from zombi_platform.catalog.warehouse import LakeWarehouse
 from zombi_platform.errors import StartupError
 from zombi_platform.gateway.access import Access, check_bind
 from zombi_platform.gateway.app import create_app
@@ -31,6 +32,7 @@ from zombi_platform.gateway.reads import OpenReads
 from zombi_platform.gateway.state import GatewayState
 from zombi_platform.gateway.writes import Writes
 from zombi_platform.hot import HotBuffer
+from zombi_platform.lake.lake import Lake
 from zombi_platform.settings import Settings
 
 log = logging.getLogger("zombi.gateway")
@@ -60,6 +62,7 @@ async def _serve(settings: Settings) -> None:
         metrics,
         hot,
         Writes(settings, hot, metrics),
+        LakeWarehouse(Lake(settings)),
         Arriving(settings.max_inflight_bytes_mb * 2**20),
         OpenReads(settings.max_open_reads),
         readers,
@@ -78,6 +81,7 @@ async def _serve(settings: Settings) -> None:
     finally:
         for task in (upkeep, announce):
             task.cancel()
+        state.lake.close()
         await hot.close()
         readers.shutdown()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from zombi_platform.catalog.warehouse import LakeWarehouse
 from zombi_platform.gateway.access import Access
 from zombi_platform.gateway.bodies import Arriving
 from zombi_platform.gateway.metrics import Metrics
@@ -21,6 +22,7 @@ class GatewayState:
     metrics: Metrics
     hot: HotBuffer
     writes: Writes
+    lake: LakeWarehouse
     arriving: Arriving
     open_reads: OpenReads
     readers: ThreadPoolExecutor

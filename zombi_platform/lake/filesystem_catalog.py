@@ -96,15 +96,23 @@ class FilesystemCatalog(Catalog):
         """Location and content of the current metadata file; `NoSuchTableError` without one."""
         # A file that was listed may be gone when read only if the table was dropped meanwhile.
         for _ in range(3):
-            versions = self._versions(table)
-            if not versions:
-                break
-            location = self._file(table, max(versions))
+            location = self.locate(table)
             try:
                 return location, self._storage.read(location)
             except FileNotFoundError:
                 continue
-        raise NoSuchTableError(f"there is no table {table!r} in {self._storage.warehouse}")
+        raise self._no_table(table)
+
+    def locate(self, table: str, known: str | None = None) -> str:
+        """Location of the current metadata file; `known`, an earlier answer, saves listing."""
+        if known is not None:
+            following = self._file(table, _version(known) + 1)
+            if not self._storage.exists(following) and self._storage.exists(known):
+                return known
+        versions = self._versions(table)
+        if not versions:
+            raise self._no_table(table)
+        return self._file(table, max(versions))
 
     def bind(self, table: str, location: str, content: bytes) -> Table:
         """The table that a metadata file describes."""
@@ -218,6 +226,9 @@ class FilesystemCatalog(Catalog):
 
     def _file(self, table: str, version: int) -> str:
         return f"{self._storage.table_location(table)}/metadata/v{version}.metadata.json"
+
+    def _no_table(self, table: str) -> NoSuchTableError:
+        return NoSuchTableError(f"there is no table {table!r} in {self._storage.warehouse}")
 
     def _bound(self, table: str, metadata: TableMetadata, location: str) -> Table:
         return Table((self._namespace, table), metadata, location, self._io(), self)

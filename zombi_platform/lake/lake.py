@@ -80,6 +80,16 @@ class Lake:
             except (NoSuchTableError, NoSuchNamespaceError):
                 return None
 
+    def locate(self, table: str, known: str | None = None) -> str | None:
+        """Location of the current metadata file; `known`, an earlier answer, may save work."""
+        with self._errors():
+            try:
+                if isinstance(self.catalog, FilesystemCatalog):
+                    return self.catalog.locate(table, known)
+                return self.catalog.load_table((self.namespace, table)).metadata_location
+            except (NoSuchTableError, NoSuchNamespaceError):
+                return None
+
     def require_state(self, table: str) -> LakeState:
         """The state of a table that must be there."""
         state = self.state(table)
