@@ -1,12 +1,15 @@
 """Arrow bulk requests to segments, in whole columns: no Python object is made for an event.
 
 The stream is validated in full before a buffer of it is touched, so offsets that point
-outside their data are refused, not followed.
+outside their data are refused, not followed. Only plain types are taken, uncompressed: then
+no stream decodes to more than its own size, as dictionaries, views and compressed buffers do.
 """
 
 from __future__ import annotations
 
+import struct
 import time
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, Final
 
@@ -31,35 +34,97 @@ from zombi_platform.gateway.records import (
 )
 from zombi_platform.hot import HeaderColumns, Segment
 
-COLUMN_NAMES: Final = frozenset(
-    ("payload", "partition", "timestamp_ms", "idempotency_key", "headers")
-)
 NARROW: Final = (pa.binary(), pa.string())
 WIDE: Final = (pa.large_binary(), pa.large_string())
+INTEGERS: Final = tuple(
+    kind()
+    for kind in (
+        *(pa.int8, pa.int16, pa.int32, pa.int64),
+        *(pa.uint8, pa.uint16, pa.uint32, pa.uint64),
+    )
+)
+COLUMN_TYPES: Final[Mapping[str, tuple[pa.DataType, ...]]] = {
+    "payload": NARROW + WIDE,
+    "partition": INTEGERS,
+    "timestamp_ms": (*INTEGERS, pa.timestamp("ms"), pa.timestamp("ms", "UTC")),
+    "idempotency_key": (pa.string(), pa.large_string()),
+    "headers": (HEADERS_TYPE,),
+}
+
+# Where Arrow's flatbuffers keep things: the header of a message is its table's third field,
+# and the fourth field of a record batch says how its buffers are compressed.
+_HEADER_FIELD: Final = 4 + 2 * 2
+_COMPRESSION_FIELD: Final = 4 + 2 * 3
 
 
 def decode_arrow(body: bytes, limit: int) -> Decoded:
     """The events of an Arrow IPC stream, of which there may be `limit`."""
     try:
         with pa.ipc.open_stream(body) as reader:
+            _check_schema(reader.schema)
+            _check_messages(body)
             table = reader.read_all()
         table.validate(full=True)
         table = table.combine_chunks()
-    except (pa.ArrowException, OSError, ValueError, IndexError) as error:
+    except (pa.ArrowException, OSError, ValueError, LookupError, struct.error) as error:
         raise InvalidRequestError(f"the body is not a valid Arrow stream: {error}") from error
     check_count(table.num_rows, limit)
     names = table.column_names
-    if "payload" not in names or len(set(names)) < len(names) or set(names) - COLUMN_NAMES:
-        raise InvalidRequestError(
-            f"Arrow columns {names} do not fit: payload is needed; partition, timestamp_ms, "
-            "idempotency_key and headers may come with it"
-        )
     columns = {name: table.column(name).chunk(0) for name in names}
     return _from_columns(columns, table.num_rows)
 
 
+def _check_messages(body: bytes) -> None:
+    """Refuse what could decode to more than the body before anything decodes it."""
+    for message in pa.ipc.MessageReader.open_stream(body):
+        if message.type not in ("schema", "record batch"):
+            raise InvalidRequestError(f"Arrow messages of type {message.type} are not taken")
+        if message.type == "record batch" and _is_compressed(memoryview(message.metadata)):
+            raise InvalidRequestError(
+                "compressed Arrow buffers are not taken: write the stream without compression "
+                "and compress the body instead (Content-Encoding: zstd)"
+            )
+
+
+def _is_compressed(metadata: memoryview) -> bool:
+    root = _read_u32(metadata, 0)
+    header = _follow(metadata, root, _HEADER_FIELD)
+    return header is not None and _follow(metadata, header, _COMPRESSION_FIELD) is not None
+
+
+def _follow(data: memoryview, table: int, field: int) -> int | None:
+    """Where a flatbuffer table's field points to; None if it is not set."""
+    fields = table - int(struct.unpack_from("<i", data, table)[0])
+    if field >= int(struct.unpack_from("<H", data, fields)[0]):
+        return None
+    place = int(struct.unpack_from("<H", data, fields + field)[0])
+    return table + place + _read_u32(data, table + place) if place else None
+
+
+def _read_u32(data: memoryview, place: int) -> int:
+    return int(struct.unpack_from("<I", data, place)[0])
+
+
+def _check_schema(schema: pa.Schema) -> None:
+    names = schema.names
+    if "payload" not in names or len(set(names)) < len(names) or set(names) - COLUMN_TYPES.keys():
+        raise InvalidRequestError(
+            f"Arrow columns {names[:20]} do not fit: payload is needed; partition, timestamp_ms, "
+            "idempotency_key and headers may come with it"
+        )
+    for field in schema:
+        if field.type not in COLUMN_TYPES[field.name]:
+            wanted = ", ".join(str(kind) for kind in COLUMN_TYPES[field.name])
+            raise InvalidRequestError(
+                f"Arrow column {field.name!r} of type {field.type} is not taken: use {wanted}"
+            )
+
+
 def _from_columns(columns: dict[str, pa.Array], count: int) -> Decoded:
-    payload = _payload(columns["payload"])
+    payload = columns["payload"]
+    if payload.null_count:
+        row = pc.index(payload.is_null(), True).as_py()
+        raise InvalidRequestError(f"record {row}: payload is null")
     partitions = _integers(columns, "partition", count, 0, 0, PARTITION_MAX)
     now = time.time_ns() // 1_000_000
     stamps = _integers(columns, "timestamp_ms", count, now, TIMESTAMP_MS_MIN, TIMESTAMP_MS_MAX)
@@ -112,16 +177,6 @@ def _segments(
         )
         for i, (start, end) in enumerate(pairwise(bounds))
     ]
-
-
-def _payload(array: pa.Array) -> pa.Array:
-    """As an array of bytes or text with offsets of either width."""
-    if array.null_count:
-        row = pc.index(array.is_null(), True).as_py()
-        raise InvalidRequestError(f"record {row}: payload is null")
-    if array.type in NARROW or array.type in WIDE:
-        return array
-    return _cast(array, "payload", pa.large_binary())
 
 
 def _integers(

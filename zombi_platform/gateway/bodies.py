@@ -7,6 +7,7 @@ become a large one (a "bomb" is 413 like any other body over the limit).
 from __future__ import annotations
 
 import zlib
+from typing import Final
 
 import zstandard
 
@@ -16,6 +17,8 @@ from zombi_platform.errors import (
     PayloadTooLargeError,
     UnsupportedMediaError,
 )
+
+WINDOW_BYTES_MAX: Final = 2**27
 
 
 def too_large(limit: int) -> PayloadTooLargeError:
@@ -82,22 +85,22 @@ def _gunzip(body: bytes, limit: int) -> bytes:
 
 
 def _unzstd(body: bytes, limit: int) -> bytes:
+    """One frame, whole: what follows it would be lost, so nothing may."""
+    decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX)
     try:
-        reader = zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(
-            body, read_across_frames=True
-        )
-        data = reader.read(limit + 1)
+        if zstandard.frame_content_size(body) > limit:
+            raise too_large(limit)
+        return decompressor.decompress(body, max_output_size=limit, allow_extra_data=False)
     except zstandard.ZstdError as error:
+        if _is_larger(body, limit):
+            raise too_large(limit) from error
         raise InvalidRequestError(f"the zstd body is broken: {error}") from error
-    if len(data) > limit:
-        raise too_large(limit)
-    if body and not data and not _is_empty_zstd(body):
-        raise InvalidRequestError("the zstd body is cut short")
-    return data
 
 
-def _is_empty_zstd(body: bytes) -> bool:
+def _is_larger(body: bytes, limit: int) -> bool:
+    """Whether a frame that does not say its size is past the limit, or else broken."""
+    decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX)
     try:
-        return bool(zstandard.frame_content_size(body) == 0)
+        return len(decompressor.stream_reader(body).read(limit + 1)) > limit
     except zstandard.ZstdError:
         return False
