@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from zombi_platform.errors import StartupError, TerminalError, ZombiError
+from zombi_platform.errors import StartupError, ZombiError
 from zombi_platform.hot import Append, HeaderColumns, HotBuffer, Segment
 from zombi_platform.hot.blocks import lengths_of
 from zombi_platform.hot.merging import FAN_IN
@@ -144,26 +144,6 @@ def test_small_blocks_are_merged_and_keep_every_event(settings: Settings) -> Non
             assert table["idempotency_key"].to_pylist()[:4] == [None, "k1", "k2", None]
             assert table["headers"].to_pylist()[:2] == [None, [("n", "1")]]
             assert rows(hot, "t", since=40)["timestamp_ms"].to_pylist() == list(range(40, 48))
-
-    asyncio.run(scenario())
-
-
-def test_only_flushed_events_are_deleted_and_sequences_are_never_reused(
-    settings: Settings,
-) -> None:
-    async def scenario() -> None:
-        async with opened(settings) as hot:
-            await append(hot, "t", segment([b"a", b"b", b"c"]))
-            with pytest.raises(TerminalError, match="nowhere else"):
-                await hot.delete_up_to("t", 0, 2)
-            await hot.advance_flush_watermark("t", 0, 3)
-            assert await hot.delete_up_to("t", 0, 2) == 2
-            assert rows(hot, "t", 0)["sequence"].to_pylist() == [3]
-            assert await hot.delete_up_to("t", 0, 3) == 1
-            assert await hot.delete_up_to("t", 0, 3) == 0
-        async with opened(settings) as hot:
-            assert rows(hot, "t", 0).num_rows == 0
-            assert await append(hot, "t", segment([b"d"])) == [[4]]
 
     asyncio.run(scenario())
 

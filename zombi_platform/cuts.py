@@ -85,6 +85,7 @@ class Cut:
     files: tuple[StagedFile, ...] = ()
     staged_splits: tuple[int, ...] = ()
     snapshot_id: int | None = None
+    committed_ms: int | None = None
 
     @property
     def events(self) -> int:

@@ -8,6 +8,7 @@ knows whether a repetition is safe.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import quote
 
@@ -143,12 +144,35 @@ class GatewayClient:
         content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         accept: Container[int] = range(200, 300),
+        timeout_secs: float | None = None,
     ) -> httpx.Response:
         """One request; an answer that is not accepted is raised as the error it stands for."""
-        try:
+        with self._reaching(method, path):
             answer = self._http.request(
-                method, path, params=params, content=content, headers=headers
+                method,
+                path,
+                params=params,
+                content=content,
+                headers=headers,
+                timeout=httpx.USE_CLIENT_DEFAULT if timeout_secs is None else timeout_secs,
             )
+        if answer.status_code not in accept:
+            raise to_error(answer)
+        return answer
+
+    @contextmanager
+    def stream(self, method: str, path: str) -> Iterator[Iterator[bytes]]:
+        """One request whose answer is drawn piece by piece."""
+        with self._reaching(method, path), self._http.stream(method, path) as answer:
+            if not answer.is_success:
+                answer.read()
+                raise to_error(answer)
+            yield answer.iter_raw()
+
+    @contextmanager
+    def _reaching(self, method: str, path: str) -> Iterator[None]:
+        try:
+            yield
         except httpx.ConnectError as error:
             raise GatewayUnreachableError(
                 f"no gateway answers at {self.url}: {error}; start one with `zombi gateway` "
@@ -160,9 +184,6 @@ class GatewayClient:
                 f"{method} {self.url}{path} got no answer: {str(error) or type(error).__name__}",
                 retry_after_secs=0,
             ) from error
-        if answer.status_code not in accept:
-            raise to_error(answer)
-        return answer
 
     def close(self) -> None:
         self._http.close()

@@ -36,6 +36,8 @@ def create_app(state: GatewayState) -> FastAPI:
         routes.read_routes(state),
         routes.consumer_routes(state),
         routes.iceberg_routes(state),
+        routes.pipeline_routes(state),
+        routes.tombstone_routes(state),
         routes.operation_routes(state),
         routes.sign_in_routes(state),
         documentation_routes(),

@@ -6,14 +6,17 @@ decoded by hand, headers of answers, tokens) is said here. Nothing here runs per
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
+import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, Field
 
 from zombi_platform.errors import (
+    ConflictError,
     ForbiddenError,
     InvalidRequestError,
     NotAcceptableError,
@@ -26,6 +29,7 @@ from zombi_platform.errors import (
 WRITING: Final = "Write"
 READING: Final = "Read"
 CONSUMING: Final = "Consumer offsets"
+MOVING: Final = "Pipeline"
 OPERATING: Final = "Operate"
 CATALOG: Final = "Iceberg catalog"
 SIGNING_IN: Final = "Sign in"
@@ -34,6 +38,7 @@ TAGS: Final = [
     {"name": WRITING, "description": "Events in. The answer comes when they are durable."},
     {"name": READING, "description": "Events that are still in the hot buffer."},
     {"name": CONSUMING, "description": "Deprecated: read the tables with an Iceberg engine."},
+    {"name": MOVING, "description": "From the hot buffer to Iceberg; for workers."},
     {"name": OPERATING, "description": "Health, statistics and metrics."},
     {"name": CATALOG, "description": "Iceberg REST: every table for every engine."},
     {"name": SIGNING_IN, "description": "OAuth2 client credentials made from a token."},
@@ -67,6 +72,7 @@ _REJECTED: Final = {
         ForbiddenError,
         NotFoundError,
         NotAcceptableError,
+        ConflictError,
         PayloadTooLargeError,
         UnsupportedMediaError,
     )
@@ -100,6 +106,21 @@ def _error(status: int) -> dict[str, Any]:
             "Not now: `SERVER_OVERLOADED`, `BUFFER_FULL` or `HOT_STORAGE_UNAVAILABLE`"
         )
     return answer
+
+
+def json_body(kind: Any) -> dict[str, Any]:
+    """For `openapi_extra`: a JSON body that is decoded by hand to this type."""
+    [schema], parts = msgspec.json.schema_components([kind])
+    content = {"application/json": {"schema": _inlined(schema, parts)}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _inlined(schema: Any, parts: Mapping[str, Any]) -> Any:
+    if isinstance(schema, dict):
+        if "$ref" in schema:
+            return _inlined(parts[schema["$ref"].rpartition("/")[2]], parts)
+        return {name: _inlined(value, parts) for name, value in schema.items()}
+    return [_inlined(item, parts) for item in schema] if isinstance(schema, list) else schema
 
 
 SIGNED_IN: Final[dict[str, Any]] = {"security": [{"token": []}, {"client_credentials": []}]}

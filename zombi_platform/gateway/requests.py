@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+import msgspec
 from fastapi import Request, Response
 
-from zombi_platform.errors import ZombiError
+from zombi_platform.errors import InvalidRequestError, ZombiError
 from zombi_platform.gateway.bodies import too_large
 from zombi_platform.gateway.state import GatewayState
 from zombi_platform.gateway.tokens import Principal
 from zombi_platform.gateway.writes import Answer
+
+T = TypeVar("T")
 
 
 def caller(request: Request, state: GatewayState) -> Principal:
@@ -53,6 +58,15 @@ def _hold(state: GatewayState, part: int, size: int, limit: int) -> ZombiError |
     except ZombiError as error:
         return error
     return None
+
+
+async def decode_body(request: Request, state: GatewayState, kind: type[T], limit: int) -> T:
+    """The body as JSON of this type."""
+    body = await read_body(request, state, limit)
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequestError(f"the JSON does not fit: {error}") from error
 
 
 def to_response(answer: Answer) -> Response:

@@ -28,6 +28,7 @@ from zombi_platform.gateway.app import create_app
 from zombi_platform.gateway.bodies import Arriving
 from zombi_platform.gateway.fast_lane import GatewayProtocol
 from zombi_platform.gateway.metrics import Metrics
+from zombi_platform.gateway.pipeline import Pipeline
 from zombi_platform.gateway.reads import OpenReads
 from zombi_platform.gateway.state import GatewayState
 from zombi_platform.gateway.writes import Writes
@@ -63,6 +64,7 @@ async def _serve(settings: Settings) -> None:
         hot,
         Writes(settings, hot, metrics),
         LakeWarehouse(Lake(settings)),
+        Pipeline(settings, hot),
         Arriving(settings.max_inflight_bytes_mb * 2**20),
         OpenReads(settings.max_open_reads),
         readers,
@@ -136,6 +138,9 @@ async def _keep_up(state: GatewayState, server: _Server) -> None:
         if problem is not None and problem != told:
             log.error("%s", problem)
         told = problem
+        broken = state.pipeline.thresholds.refresh()
+        if broken is not None:
+            log.error("%s", broken)
         now = time.monotonic()
         for connection in list(server.server_state.connections):
             if isinstance(connection, GatewayProtocol) and connection.timed_out(now):

@@ -9,6 +9,7 @@ from zombi_platform.catalog.warehouse import LakeWarehouse
 from zombi_platform.gateway.access import Access
 from zombi_platform.gateway.bodies import Arriving
 from zombi_platform.gateway.metrics import Metrics
+from zombi_platform.gateway.pipeline import Pipeline
 from zombi_platform.gateway.reads import OpenReads
 from zombi_platform.gateway.writes import Writes
 from zombi_platform.hot import HotBuffer
@@ -23,6 +24,7 @@ class GatewayState:
     hot: HotBuffer
     writes: Writes
     lake: LakeWarehouse
+    pipeline: Pipeline
     arriving: Arriving
     open_reads: OpenReads
     readers: ThreadPoolExecutor

@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Set
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -24,7 +24,6 @@ from zombi_platform.errors import (
     CorruptionError,
     HotStorageError,
     NotFoundError,
-    TerminalError,
     ZombiError,
 )
 from zombi_platform.hot import keys
@@ -32,8 +31,8 @@ from zombi_platform.hot.expiry import forget_keys
 from zombi_platform.hot.group_commit import Append, Committed, GroupCommit
 from zombi_platform.hot.merging import merge, note_merged, plan
 from zombi_platform.hot.partitions import WATERMARK, Partition, Partitions
-from zombi_platform.hot.scan import blocks_between, fetch, scan, select
-from zombi_platform.hot.store import Batch, Store
+from zombi_platform.hot.scan import fetch, scan, select
+from zombi_platform.hot.store import Batch, Store, View
 from zombi_platform.settings import Settings
 
 UPKEEP_SECS: Final = 0.25
@@ -42,6 +41,19 @@ REOPEN_SECS: Final = 1.0
 T = TypeVar("T")
 
 log = logging.getLogger("zombi.hot")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The right to change what is stored, for as long as `HotBuffer.changing` gives it."""
+
+    store: Store
+    _in_thread: Callable[..., Awaitable[Any]]
+
+    async def run(self, work: Callable[..., T], *args: Any) -> T:
+        """Call work with the database and the arguments, in a thread."""
+        done: T = await self._in_thread(work, self.store, *args)
+        return done
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +91,8 @@ class HotBuffer:
         self._settings = settings
         self._watcher = on_commit
         self._max_bytes = settings.max_hot_bytes_mb * 2**20
+        self._loads: list[Callable[[Store, Partitions], None]] = []
+        self._arrivals: list[Callable[[Set[Partition]], None]] = []
         self._store = Store(settings)
         self.partitions = self._load(self._store)
         self._bytes = self._count_bytes()
@@ -142,10 +156,13 @@ class HotBuffer:
         members = self._need_table(table)
         if partition is not None:
             members = [member for member in members if member.number == partition]
-        ranges = [(member, max(offset, member.first), member.last) for member in members]
-        ranges = [(member, first, last) for member, first, last in ranges if first <= last]
         with _reads():
+            # What is deleted is out of `first` before, what is new is in `last` after it is
+            # stored: looked at in this order, the view holds all that lies between them.
+            ends = [(member, member.last) for member in members]
             view = self._store.view()
+            ranges = [(member, max(offset, member.first), last) for member, last in ends]
+            ranges = [(member, first, last) for member, first, last in ranges if first <= last]
             if partition is not None and since is None:
                 if not ranges:
                     return Reading(iter(()), has_more=False)
@@ -159,61 +176,62 @@ class HotBuffer:
     def scan(self, table: str, partition: int, first: int, last: int) -> Iterator[pa.RecordBatch]:
         """The sequences `first` to `last`, all of them or an error; runs in a thread."""
         member = self.partitions.find(table, partition)
-        if member is None or last > member.last or first < member.first:
+        inside = member is not None and last <= member.last
+        view = self.view()
+        if member is None or not inside or first < member.first:
             raise NotFoundError(
                 f"sequences {first} to {last} of partition {partition} of table {table!r} "
                 "are not in the hot buffer"
             )
+        return _guarded(scan(view, member, first, last))
+
+    def view(self) -> View:
+        """What is stored at this moment; for threads that read."""
         with _reads():
-            return _guarded(scan(self._store.view(), member, first, last))
+            return self._store.view()
 
-    # Watermarks and deletion
+    # Changes besides writes
 
-    async def advance_flush_watermark(self, table: str, partition: int, sequence: int) -> None:
-        """Record that every sequence up to here is in a committed snapshot (INV-8)."""
-        member = self._need_partition(table, partition)
-        if not member.flushed <= sequence <= member.last:
-            raise TerminalError(
-                f"the flush watermark of {table}/{partition} is {member.flushed} and its high "
-                f"watermark {member.last}; it cannot become {sequence}"
-            )
-        batch = self._store.batch()
-        suffix = keys.partition_suffix(table, partition)
-        batch.put(keys.FLUSH_WATERMARKS + suffix, WATERMARK.pack(sequence))
-        await self._in_thread(self._write, batch)
-        member.flushed = max(member.flushed, sequence)
+    @asynccontextmanager
+    async def changing(self) -> AsyncIterator[Change]:
+        """Alone among all who change what is stored: merging, cuts, deletion, reopening.
 
-    async def delete_up_to(self, table: str, partition: int, sequence: int) -> int:
-        """Delete flushed events up to here; returns how many. Repeating it is harmless."""
+        A change that did not end as it should may or may not be stored: then the database
+        is opened again and everything known of it rebuilt.
+        """
         async with self._rewriting:
-            member = self._need_partition(table, partition)
-            if sequence > member.flushed:
-                raise TerminalError(
-                    f"events of {table}/{partition} past its flush watermark {member.flushed} "
-                    f"are nowhere else; refusing to delete up to {sequence}"
-                )
-            if sequence < member.first:
-                return 0
-            start = await self._in_thread(self._delete_blocks, member, sequence)
-            deleted = sequence - member.first + 1
-            member.first, member.cleaned = sequence + 1, sequence
-            member.bytes_start, member.oldest_ms = start
-            if member.last < member.first:
-                member.small = []
-            self._bytes = self._count_bytes()
-            return deleted
+            if self._failure is not None:
+                raise HotStorageError(str(self._failure), retry_after_secs=2)
+            try:
+                yield Change(self._store, self._in_thread)
+            except HotStorageError as error:
+                self._failed(error)
+                raise
+            except ZombiError:
+                raise  # refused before anything was written, or after all of it was
+            except BaseException as error:
+                failure = HotStorageError(f"a change was interrupted: {error!r}")
+                self._failed(failure)
+                raise failure from error
 
-    def _delete_blocks(self, member: Partition, sequence: int) -> tuple[int, int | None]:
-        """Delete whole blocks; returns bytes before and arrival of the first one that stays."""
-        rest = next(blocks_between(self._store, member, sequence + 1, member.last), None)
-        batch = self._store.batch()
-        end = sequence + 1 if rest is None else rest.first
-        prefix = member.block_prefix
-        batch.delete_range(keys.block_key(prefix, 0), keys.block_key(prefix, end))
-        suffix = keys.partition_suffix(member.table, member.number)
-        batch.put(keys.CLEANUP_WATERMARKS + suffix, WATERMARK.pack(sequence))
-        self._write(batch)
-        return (member.bytes_end, None) if rest is None else (rest.bytes_before, rest.ingest_ms)
+    def follow(
+        self,
+        load: Callable[[Store, Partitions], None],
+        arrived: Callable[[Set[Partition]], None] | None = None,
+    ) -> None:
+        """Keep memory of stored things true.
+
+        `load` reads them anew, now and, in a thread, whenever the database was reopened;
+        `arrived` is told a few times a second which partitions have new events.
+        """
+        load(self._store, self.partitions)
+        self._loads.append(load)
+        if arrived is not None:
+            self._arrivals.append(arrived)
+
+    def recount(self) -> None:
+        """Count what is held anew, after a deletion."""
+        self._bytes = self._count_bytes()
 
     # Consumer offsets
 
@@ -283,6 +301,8 @@ class HotBuffer:
 
     async def _merge_small_blocks(self) -> None:
         dirty, self._dirty = self._dirty, set()
+        for arrived in self._arrivals:
+            arrived(dirty)
         for partition in dirty:
             while (run := plan(partition)) is not None:
                 async with self._rewriting:
@@ -326,6 +346,8 @@ class HotBuffer:
     def _load(self, store: Store) -> Partitions:
         partitions = Partitions(self._settings.max_tables, self._settings.max_partitions)
         partitions.load(store)
+        for load in self._loads:
+            load(store, partitions)
         return partitions
 
     def _load_or_close(self, store: Store) -> Partitions:
@@ -352,14 +374,6 @@ class HotBuffer:
                 code="TABLE_NOT_FOUND",
             )
         return members
-
-    def _need_partition(self, table: str, partition: int) -> Partition:
-        for member in self._need_table(table):
-            if member.number == partition:
-                return member
-        raise NotFoundError(
-            f"table {table!r} has no partition {partition}", code="PARTITION_NOT_FOUND"
-        )
 
     def _summary(self, table: str, members: list[Partition]) -> TableSummary:
         arrivals = [

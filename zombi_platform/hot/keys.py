@@ -13,6 +13,15 @@ FLUSH_WATERMARKS: Final = b"flush_wm:"
 CLEANUP_WATERMARKS: Final = b"cleanup_wm:"
 CONSUMERS: Final = b"consumer:"
 EXPIRIES: Final = b"exp:"
+CUTS: Final = b"cut:"
+CUT_FILES: Final = b"cutfile:"
+CUT_IDS: Final = b"cutid:"
+TOMBSTONES: Final = b"tomb:"
+TOMBSTONES_BY_TIME: Final = b"tombtime:"
+SWEEPS: Final = b"sweep:"
+LEASES: Final = b"lease:"
+NOTES: Final = b"note:"
+CONFIRMED: Final = b"confirmed"
 
 AFTER: Final = b"\xff"
 """Appended to a prefix it gives a key past everything under that prefix."""
@@ -54,6 +63,24 @@ def expiry_time_ms(key: bytes) -> int:
 
 def consumer_key(group: str, table: str, partition: int) -> bytes:
     return b"%s%s:%s" % (CONSUMERS, group.encode(), partition_suffix(table, partition))
+
+
+def cut_key(table: str, cut: int) -> bytes:
+    return b"%s%s:%016x" % (CUTS, table.encode(), cut)
+
+
+def cut_files_prefix(table: str, cut: int) -> bytes:
+    return b"%s%s:%016x:" % (CUT_FILES, table.encode(), cut)
+
+
+def cut_files_key(table: str, cut: int, split: int) -> bytes:
+    return b"%s%08x" % (cut_files_prefix(table, cut), split)
+
+
+def parse_cut(key: bytes, prefix: bytes) -> tuple[str, int]:
+    """Table and id of a key `{prefix}{table}:{id:016x}[:…]`."""
+    table, cut, *_ = key[len(prefix) :].split(b":", 2)
+    return table.decode(), int(cut, 16)
 
 
 def parse_partition(key: bytes, prefix: bytes) -> PartitionId:

@@ -50,6 +50,8 @@ class Partition:
         "bytes_end",
         "bytes_start",
         "cleaned",
+        "cut",
+        "cut_bytes",
         "first",
         "flushed",
         "idempotency_prefix",
@@ -69,6 +71,10 @@ class Partition:
         self.last = 0
         self.flushed = 0
         self.cleaned = 0
+        self.cut = 0
+        """The last sequence that a cut has taken."""
+        self.cut_bytes = 0
+        """Where it lies, counted like `bytes_end`."""
         self.bytes_start = 0
         self.bytes_end = 0
         self.oldest_ms: int | None = None

@@ -51,6 +51,10 @@ class Store:
         self._at_once = self._write_options(no_slowdown=True)
         self._patient = self._write_options()
         self._lazy = self._write_options(sync=False)
+        self._sure = self._write_options()
+        # A synced record takes all before it in the log to the disk.
+        self._sure.sync = True
+        self._sure.disable_wal = False  # type: ignore[method-assign, assignment]
 
     def batch(self) -> Batch:
         if self._keys_handle is None:
@@ -70,6 +74,24 @@ class Store:
     def write(self, batch: Batch) -> None:
         """Write with the durability of an ack, waiting out a stall."""
         self._write(batch, self._patient)
+
+    def write_surely(self, batch: Batch) -> None:
+        """Write so that it survives a crash of the machine, whatever an ack means here.
+
+        What is recorded about the lake must last as long as the lake does, or files would
+        be forgotten and sequences given out again.
+        """
+        self._write(batch, self._sure)
+
+    def secure(self) -> None:
+        """Make everything written so far survive a crash of the machine."""
+        if self._settings.durability == "none":
+            try:
+                # Blocks first: an event without its key is better than a key without one.
+                self._db.flush()
+                self._keys.flush()
+            except Exception as error:
+                raise HotStorageError(f"RocksDB could not flush: {error}") from error
 
     def write_lazily(self, batch: Batch) -> None:
         """Write what may be lost in a crash without harm, because it only reorders."""
@@ -102,15 +124,7 @@ class Store:
 
     def items(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Everything under a prefix, in key order."""
-        cursor = self.iterator()
-        cursor.seek(prefix)
-        while cursor.valid():
-            key: bytes = cursor.key()
-            if not key.startswith(prefix):
-                break
-            yield key, cursor.value()
-            cursor.next()
-        cursor.status()
+        return _items(self.iterator(), prefix)
 
     def last_under(self, prefix: bytes) -> tuple[bytes, bytes] | None:
         """The entry with the highest key under a prefix."""
@@ -229,6 +243,10 @@ class View:
     def iterator(self) -> Cursor:
         return self._snapshot.iter()
 
+    def items(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Everything under a prefix, in key order."""
+        return _items(self.iterator(), prefix)
+
 
 class Batch:
     """Changes that become visible and durable together."""
@@ -255,3 +273,14 @@ class Batch:
 
     def delete_key(self, key: bytes) -> None:
         self.raw.delete(key, self._keys)
+
+
+def _items(cursor: Cursor, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    cursor.seek(prefix)
+    while cursor.valid():
+        key: bytes = cursor.key()
+        if not key.startswith(prefix):
+            break
+        yield key, cursor.value()
+        cursor.next()
+    cursor.status()

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 from zombi_platform.errors import InvalidRequestError, NotFoundError
 from zombi_platform.events import PARTITION_MAX, SEQUENCE_MAX, TABLE_NAME_PATTERN, check_table
 from zombi_platform.gateway.openapi import CONSUMING, SIGNED_IN, errors
-from zombi_platform.gateway.requests import caller, read_body
+from zombi_platform.gateway.requests import caller, decode_body
 from zombi_platform.gateway.routes.parameters import PartitionNumber
 from zombi_platform.gateway.state import GatewayState
 
@@ -85,7 +85,7 @@ def consumer_routes(state: GatewayState) -> APIRouter:
     )
     async def commit_offset(request: Request, response: Response, group: GroupName) -> Offset:
         who = caller(request, state)
-        body = _parse(await read_body(request, state, BODY_BYTES_MAX))
+        body = await decode_body(request, state, Commit, BODY_BYTES_MAX)
         who.require("read", check_table(body.topic))
         _check_group(group)
         await state.hot.commit_offset(group, body.topic, body.partition, body.offset)
@@ -117,13 +117,6 @@ def consumer_routes(state: GatewayState) -> APIRouter:
         return Offset(offset=offset)
 
     return router
-
-
-def _parse(body: bytes) -> Commit:
-    try:
-        return msgspec.json.decode(body, type=Commit)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequestError(f"the JSON does not fit: {error}") from error
 
 
 def _check_group(group: str) -> None:
