@@ -140,3 +140,9 @@ def test_missing_numbers_in_small_arrow_types_are_filled_in() -> None:
     )
     segments, _ = decode_bulk(ARROW, ipc(table), 10)
     assert [segment.partition for segment in segments] == [0, 5]
+
+
+def test_an_arrow_schema_has_a_limit() -> None:
+    table = pa.table({"payload": ["a"]}).replace_schema_metadata({"pad": "x" * 100_000})
+    with pytest.raises(InvalidRequestError, match="schema has"):
+        decode_bulk(ARROW, ipc(table), 10)

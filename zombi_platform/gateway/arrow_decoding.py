@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Mapping
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final
 
@@ -56,30 +57,57 @@ COLUMN_TYPES: Final[Mapping[str, tuple[pa.DataType, ...]]] = {
 _HEADER_FIELD: Final = 4 + 2 * 2
 _COMPRESSION_FIELD: Final = 4 + 2 * 3
 
+SCHEMAS_MAX: Final = 64
+"""Schemas remembered."""
+SCHEMA_BYTES_MAX: Final = 64 * 1024
+
+_FIRST_ROW: Final = np.zeros(1, dtype=np.intp)
+
 
 def decode_arrow(body: bytes, limit: int) -> Decoded:
     """The events of an Arrow IPC stream, of which there may be `limit`."""
     try:
-        with pa.ipc.open_stream(body) as reader:
-            _check_schema(reader.schema)
-            _check_messages(body)
-            table = reader.read_all()
-        table.validate(full=True)
-        table = table.combine_chunks()
+        batch = _read_batch(body)
+        batch.validate(full=True)
     except (pa.ArrowException, OSError, ValueError, LookupError, struct.error) as error:
         raise InvalidRequestError(f"the body is not a valid Arrow stream: {error}") from error
-    check_count(table.num_rows, limit)
-    names = table.column_names
-    columns = {name: table.column(name).chunk(0) for name in names}
-    return _from_columns(columns, table.num_rows)
+    check_count(batch.num_rows, limit)
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    return _from_columns(columns, batch.num_rows)
 
 
-def _check_messages(body: bytes) -> None:
+def _read_batch(body: bytes) -> pa.RecordBatch:
+    """All record batches of the stream as one."""
+    first, *others = pa.ipc.MessageReader.open_stream(body)
+    if first.metadata.size > SCHEMA_BYTES_MAX:
+        raise InvalidRequestError(
+            f"the Arrow schema has {first.metadata.size} bytes, at most {SCHEMA_BYTES_MAX} fit"
+        )
+    schema = _read_schema(first.serialize().to_pybytes())
+    _check_messages(others)
+    batches = [pa.ipc.read_record_batch(message, schema) for message in others]
+    if len(batches) == 1:
+        return batches[0]
+    for batch in batches:
+        batch.validate(full=True)
+    table = pa.Table.from_batches(batches, schema).combine_chunks()
+    return (table.to_batches() or [pa.RecordBatch.from_pylist([], schema)])[0]
+
+
+@lru_cache(SCHEMAS_MAX)
+def _read_schema(message: bytes) -> pa.Schema:
+    """The schema if it fits; producers send the same one over and over."""
+    schema = pa.ipc.read_schema(pa.py_buffer(message))
+    _check_schema(schema)
+    return schema
+
+
+def _check_messages(messages: list[pa.ipc.Message]) -> None:
     """Refuse what could decode to more than the body before anything decodes it."""
-    for message in pa.ipc.MessageReader.open_stream(body):
-        if message.type not in ("schema", "record batch"):
+    for message in messages:
+        if message.type != "record batch":
             raise InvalidRequestError(f"Arrow messages of type {message.type} are not taken")
-        if message.type == "record batch" and _is_compressed(memoryview(message.metadata)):
+        if _is_compressed(memoryview(message.metadata)):
             raise InvalidRequestError(
                 "compressed Arrow buffers are not taken: write the stream without compression "
                 "and compress the body instead (Content-Encoding: zstd)"
@@ -155,11 +183,11 @@ def _segments(
     _, offsets_buffer, data = payload.buffers()
     offsets = np.frombuffer(offsets_buffer, width)[payload.offset :][: len(payload) + 1]
     changes = np.flatnonzero(partitions[1:] != partitions[:-1]) + 1
-    bounds = [0, *changes.tolist(), len(partitions)]
-    cuts = offsets[bounds].tolist()
-    lows = np.minimum.reduceat(stamps, bounds[:-1]).tolist()
-    highs = np.maximum.reduceat(stamps, bounds[:-1]).tolist()
-    numbers = partitions[bounds[:-1]].tolist()
+    starts = np.concatenate((_FIRST_ROW, changes))
+    bounds = [*starts.tolist(), len(partitions)]
+    numbers, cuts = partitions[starts].tolist(), [*offsets[starts].tolist(), int(offsets[-1])]
+    lows = np.minimum.reduceat(stamps, starts).tolist()
+    highs = np.maximum.reduceat(stamps, starts).tolist()
     timestamps = stamps.astype("<i8", copy=False).tobytes()
     lengths = np.diff(offsets).astype("<u4", copy=False).tobytes()
     payloads = memoryview(data or b"")

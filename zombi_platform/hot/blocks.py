@@ -25,6 +25,8 @@ BLOCK_EVENTS_MAX: Final = 65_536
 BLOCK_BYTES_MAX: Final = 8 * 2**20
 """A group's events are split into blocks near these sizes; one larger event is one block."""
 
+Pieces = Sequence[bytes | memoryview]
+
 MAGIC: Final = b"ZBK1"
 HEADER: Final = struct.Struct("<4sIQqqqQ7I4x")
 """magic, count, first, ts_min, ts_max, ingest_ms, bytes_before, then seven section sizes
@@ -142,16 +144,16 @@ def encode_block(
         first,
         ingest_ms,
         bytes_before,
-        b"".join([segment.timestamps for segment in segments]),
-        b"".join([segment.payload_lengths for segment in segments]),
-        b"".join([segment.payloads for segment in segments]),
-        lengths_of(keys) if keys else b"",
-        b"".join(keys),
-        b"".join(counts),
-        b"".join([columns.name_lengths for columns in headers]),
-        b"".join([columns.value_lengths for columns in headers]),
-        b"".join([columns.names for columns in headers]),
-        b"".join([columns.values for columns in headers]),
+        [segment.timestamps for segment in segments],
+        [segment.payload_lengths for segment in segments],
+        [segment.payloads for segment in segments],
+        [lengths_of(keys)] if keys else [],
+        keys,
+        counts,
+        [columns.name_lengths for columns in headers],
+        [columns.value_lengths for columns in headers],
+        [columns.names for columns in headers],
+        [columns.values for columns in headers],
     )
 
 
@@ -164,16 +166,16 @@ def merge_blocks(blocks: Sequence[Block]) -> bytes:
         head.first,
         head.ingest_ms,
         head.bytes_before,
-        b"".join([block.timestamps for block in blocks]),
-        b"".join([block.payload_lengths for block in blocks]),
-        b"".join([block.payloads for block in blocks]),
+        [block.timestamps for block in blocks],
+        [block.payload_lengths for block in blocks],
+        [block.payloads for block in blocks],
         _filled(blocks, [block.key_lengths for block in blocks]),
-        b"".join([block.keys for block in blocks]),
+        [block.keys for block in blocks],
         _filled(blocks, [block.header_counts for block in blocks]),
-        b"".join([block.name_lengths for block in blocks]),
-        b"".join([block.value_lengths for block in blocks]),
-        b"".join([block.names for block in blocks]),
-        b"".join([block.values for block in blocks]),
+        [block.name_lengths for block in blocks],
+        [block.value_lengths for block in blocks],
+        [block.names for block in blocks],
+        [block.values for block in blocks],
     )
 
 
@@ -182,17 +184,19 @@ def _assemble(
     first: int,
     ingest_ms: int,
     bytes_before: int,
-    timestamps: bytes,
-    payload_lengths: bytes,
-    payloads: bytes,
-    key_lengths: bytes,
-    keys: bytes,
-    header_counts: bytes,
-    name_lengths: bytes,
-    value_lengths: bytes,
-    names: bytes,
-    values: bytes,
+    timestamps: Pieces,
+    payload_lengths: Pieces,
+    payloads: Pieces,
+    key_lengths: Pieces,
+    keys: Pieces,
+    header_counts: Pieces,
+    name_lengths: Pieces,
+    value_lengths: Pieces,
+    names: Pieces,
+    values: Pieces,
 ) -> bytes:
+    """One block; every section comes in pieces, so that all bytes are copied just once."""
+    sized = (payloads, key_lengths, keys, header_counts, name_lengths, names, values)
     header = HEADER.pack(
         MAGIC,
         sum([part.count for part in parts]),
@@ -201,38 +205,30 @@ def _assemble(
         max([part.ts_max for part in parts]),
         ingest_ms,
         bytes_before,
-        len(payloads),
-        len(key_lengths),
-        len(keys),
-        len(header_counts),
-        len(name_lengths),
-        len(names),
-        len(values),
+        *[sum(map(len, pieces)) for pieces in sized],
     )
     return b"".join(
-        (
+        [
             header,
-            timestamps,
-            payload_lengths,
-            payloads,
-            key_lengths,
-            keys,
-            header_counts,
-            name_lengths,
-            value_lengths,
-            names,
-            values,
-        )
+            *timestamps,
+            *payload_lengths,
+            *payloads,
+            *key_lengths,
+            *keys,
+            *header_counts,
+            *name_lengths,
+            *value_lengths,
+            *names,
+            *values,
+        ]
     )
 
 
-def _filled(blocks: Sequence[Block], column: Sequence[memoryview]) -> bytes:
+def _filled(blocks: Sequence[Block], column: Sequence[memoryview]) -> Pieces:
     """A u32 column that some blocks lack, with zeros for those; empty if all lack it."""
     if not any(column):
-        return b""
-    return b"".join(
-        [part or bytes(4 * block.count) for part, block in zip(column, blocks, strict=True)]
-    )
+        return []
+    return [part or bytes(4 * block.count) for part, block in zip(column, blocks, strict=True)]
 
 
 def decode_block(value: bytes, first: int) -> Block:
@@ -322,7 +318,7 @@ def _binary(
 
 
 def _keys(blocks: Sequence[Block], count: int) -> pa.Array:
-    lengths = _filled(blocks, [block.key_lengths for block in blocks])
+    lengths = b"".join(_filled(blocks, [block.key_lengths for block in blocks]))
     if not lengths:
         return pa.nulls(count, pa.string())
     array = _binary(pa.string(), [lengths], [block.keys for block in blocks])
@@ -332,7 +328,7 @@ def _keys(blocks: Sequence[Block], count: int) -> pa.Array:
 
 
 def _headers(blocks: Sequence[Block], count: int) -> pa.Array:
-    counts = _filled(blocks, [block.header_counts for block in blocks])
+    counts = b"".join(_filled(blocks, [block.header_counts for block in blocks]))
     if not counts:
         return pa.nulls(count, HEADERS_TYPE)
     return _header_array(
