@@ -127,3 +127,8 @@ def test_sigterm_stops_cleanly_and_a_taken_port_is_named(tmp_path: Path) -> None
         with pytest.raises(AssertionError, match="did not start"):
             Gateway(tmp_path / "b", port=str(first.port))
         assert first.stop() == 0
+
+
+def test_a_start_that_fails_late_still_ends(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="did not start"):
+        Gateway(tmp_path, warehouse="ftp://nowhere")

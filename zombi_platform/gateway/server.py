@@ -52,23 +52,34 @@ def run(settings: Settings) -> int:
 
 
 async def _serve(settings: Settings) -> None:
-    listener = _listen(settings)
-    metrics = Metrics(settings.max_inflight_writes)
-    access = Access(settings.tokens_file, settings.oauth_token_secs)
-    hot = HotBuffer(settings, metrics.committed)
-    readers = ThreadPoolExecutor(settings.max_concurrent_reads, thread_name_prefix="reader")
-    state = GatewayState(
-        settings,
-        access,
-        metrics,
-        hot,
-        Writes(settings, hot, metrics),
-        LakeWarehouse(Lake(settings)),
-        Pipeline(settings, hot),
-        Arriving(settings.max_inflight_bytes_mb * 2**20),
-        OpenReads(settings.max_open_reads),
-        readers,
-    )
+    async with contextlib.AsyncExitStack() as stack:
+        listener = stack.enter_context(_listen(settings))
+        metrics = Metrics(settings.max_inflight_writes)
+        access = Access(settings.tokens_file, settings.oauth_token_secs)
+        readers = ThreadPoolExecutor(settings.max_concurrent_reads, thread_name_prefix="reader")
+        stack.callback(readers.shutdown)
+        hot = HotBuffer(settings, metrics.committed)
+        stack.push_async_callback(hot.close)
+        lake = LakeWarehouse(Lake(settings))
+        stack.callback(lake.close)
+        state = GatewayState(
+            settings,
+            access,
+            metrics,
+            hot,
+            Writes(settings, hot, metrics),
+            lake,
+            Pipeline(settings, hot),
+            Arriving(settings.max_inflight_bytes_mb * 2**20),
+            OpenReads(settings.max_open_reads),
+            readers,
+        )
+        await _serve_state(state, listener, stack)
+
+
+async def _serve_state(
+    state: GatewayState, listener: socket.socket, stack: contextlib.AsyncExitStack
+) -> None:
     server = _Server(_config(state))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -76,16 +87,9 @@ async def _serve(settings: Settings) -> None:
     # What exists now lives as long as the process: the collector need not look at it again.
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
-    upkeep = asyncio.create_task(_keep_up(state, server))
-    announce = asyncio.create_task(_announce(settings, listener, server))
-    try:
-        await server.serve(sockets=[listener])
-    finally:
-        for task in (upkeep, announce):
-            task.cancel()
-        state.lake.close()
-        await hot.close()
-        readers.shutdown()
+    for work in (_keep_up(state, server), _announce(listener, server)):
+        stack.callback(asyncio.create_task(work).cancel)
+    await server.serve(sockets=[listener])
 
 
 def _config(state: GatewayState) -> uvicorn.Config:
@@ -121,7 +125,7 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-async def _announce(settings: Settings, listener: socket.socket, server: _Server) -> None:
+async def _announce(listener: socket.socket, server: _Server) -> None:
     while not server.started:
         await asyncio.sleep(0.005)
     host, port = listener.getsockname()[:2]
