@@ -4,42 +4,45 @@
 # source: event.proto
 # Protobuf Python Version: 6.33.5
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 6, 33, 5, "", "event.proto"
+    _runtime_version.Domain.PUBLIC,
+    6,
+    33,
+    5,
+    '',
+    'event.proto'
 )
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x0b\x65vent.proto\x12\x05zombi"\xa3\x01\n\x05\x45vent\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x14\n\x0ctimestamp_ms\x18\x02 \x01(\x03\x12\x17\n\x0fidempotency_key\x18\x03 \x01(\t\x12*\n\x07headers\x18\x04 \x03(\x0b\x32\x19.zombi.Event.HeadersEntry\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01"\xca\x01\n\x0f\x42ulkWriteRecord\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x14\n\x0ctimestamp_ms\x18\x03 \x01(\x03\x12\x17\n\x0fidempotency_key\x18\x04 \x01(\t\x12\x34\n\x07headers\x18\x05 \x03(\x0b\x32#.zombi.BulkWriteRecord.HeadersEntry\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01";\n\x10\x42ulkWriteRequest\x12\'\n\x07records\x18\x01 \x03(\x0b\x32\x16.zombi.BulkWriteRecordb\x06proto3'
-)
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0b\x65vent.proto\x12\x05zombi\"\xa3\x01\n\x05\x45vent\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x14\n\x0ctimestamp_ms\x18\x02 \x01(\x03\x12\x17\n\x0fidempotency_key\x18\x03 \x01(\t\x12*\n\x07headers\x18\x04 \x03(\x0b\x32\x19.zombi.Event.HeadersEntry\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xca\x01\n\x0f\x42ulkWriteRecord\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x14\n\x0ctimestamp_ms\x18\x03 \x01(\x03\x12\x17\n\x0fidempotency_key\x18\x04 \x01(\t\x12\x34\n\x07headers\x18\x05 \x03(\x0b\x32#.zombi.BulkWriteRecord.HeadersEntry\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\";\n\x10\x42ulkWriteRequest\x12\'\n\x07records\x18\x01 \x03(\x0b\x32\x16.zombi.BulkWriteRecordb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "event_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'event_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_EVENT_HEADERSENTRY"]._loaded_options = None
-    _globals["_EVENT_HEADERSENTRY"]._serialized_options = b"8\001"
-    _globals["_BULKWRITERECORD_HEADERSENTRY"]._loaded_options = None
-    _globals["_BULKWRITERECORD_HEADERSENTRY"]._serialized_options = b"8\001"
-    _globals["_EVENT"]._serialized_start = 23
-    _globals["_EVENT"]._serialized_end = 186
-    _globals["_EVENT_HEADERSENTRY"]._serialized_start = 140
-    _globals["_EVENT_HEADERSENTRY"]._serialized_end = 186
-    _globals["_BULKWRITERECORD"]._serialized_start = 189
-    _globals["_BULKWRITERECORD"]._serialized_end = 391
-    _globals["_BULKWRITERECORD_HEADERSENTRY"]._serialized_start = 140
-    _globals["_BULKWRITERECORD_HEADERSENTRY"]._serialized_end = 186
-    _globals["_BULKWRITEREQUEST"]._serialized_start = 393
-    _globals["_BULKWRITEREQUEST"]._serialized_end = 452
+  DESCRIPTOR._loaded_options = None
+  _globals['_EVENT_HEADERSENTRY']._loaded_options = None
+  _globals['_EVENT_HEADERSENTRY']._serialized_options = b'8\001'
+  _globals['_BULKWRITERECORD_HEADERSENTRY']._loaded_options = None
+  _globals['_BULKWRITERECORD_HEADERSENTRY']._serialized_options = b'8\001'
+  _globals['_EVENT']._serialized_start=23
+  _globals['_EVENT']._serialized_end=186
+  _globals['_EVENT_HEADERSENTRY']._serialized_start=140
+  _globals['_EVENT_HEADERSENTRY']._serialized_end=186
+  _globals['_BULKWRITERECORD']._serialized_start=189
+  _globals['_BULKWRITERECORD']._serialized_end=391
+  _globals['_BULKWRITERECORD_HEADERSENTRY']._serialized_start=140
+  _globals['_BULKWRITERECORD_HEADERSENTRY']._serialized_end=186
+  _globals['_BULKWRITEREQUEST']._serialized_start=393
+  _globals['_BULKWRITEREQUEST']._serialized_end=452
 # @@protoc_insertion_point(module_scope)

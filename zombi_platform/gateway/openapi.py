@@ -64,6 +64,13 @@ class IcebergErrorBody(BaseModel):
     error: IcebergErrorModel
 
 
+class OAuthErrorBody(BaseModel):
+    """Errors of signing in, as OAuth2 has them."""
+
+    error: str = Field(examples=["invalid_client"])
+    error_description: str = Field(description="What was wrong, and what to do.")
+
+
 _REJECTED: Final = {
     kind.status: kind.code
     for kind in (
@@ -92,6 +99,11 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def iceberg_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The same for routes of the Iceberg catalog."""
     return {status: {**_error(status), "model": IcebergErrorBody} for status in statuses}
+
+
+def oauth_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The same for signing in."""
+    return {status: {**_error(status), "model": OAuthErrorBody} for status in statuses}
 
 
 def _error(status: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
 from zombi_platform.errors import InvalidRequestError, UnauthorizedError
-from zombi_platform.gateway.openapi import SIGNING_IN, errors
+from zombi_platform.gateway.openapi import SIGNING_IN, oauth_errors
 from zombi_platform.gateway.requests import read_body
 from zombi_platform.gateway.state import GatewayState
 
@@ -52,7 +52,7 @@ def sign_in_routes(state: GatewayState) -> APIRouter:
     @router.post(
         "/v1/oauth/tokens",
         summary="OAuth2 client credentials",
-        responses=errors(400, 401, 413),
+        responses=oauth_errors(400, 401, 413),
         openapi_extra=_FORM,
     )
     async def grant(request: Request) -> AccessToken:
