@@ -220,9 +220,9 @@ class FaultyProxy:
                 handler.command, handler.path, skip_host=True, skip_accept_encoding=True
             )
             for name, value in handler.headers.items():
-                if name.lower() not in ("expect", "connection", "transfer-encoding"):
+                if name.lower() not in ("expect", "connection"):
                     connection.putheader(name, value)
-            connection.endheaders(body or None)
+            connection.endheaders(body or None, encode_chunked=False)
             answer = connection.getresponse()
             return answer.status, answer.getheaders(), answer.read()
         finally:
@@ -230,7 +230,22 @@ class FaultyProxy:
 
 
 def _read_body(handler: BaseHTTPRequestHandler) -> bytes:
+    """The body as it came; with the framing of its chunks, if it came in chunks."""
+    if "chunked" in (handler.headers.get("Transfer-Encoding") or ""):
+        return b"".join(_read_chunks(handler))
     return handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
+
+
+def _read_chunks(handler: BaseHTTPRequestHandler) -> Iterator[bytes]:
+    while True:
+        head = handler.rfile.readline()
+        yield head
+        if (size := int(head.partition(b";")[0], 16)) == 0:
+            break
+        yield handler.rfile.read(size + 2)
+    while (line := handler.rfile.readline()).strip():
+        yield line
+    yield line
 
 
 def _answer(

@@ -37,7 +37,6 @@ from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
 
 from zombi_platform.errors import LakeRefusedError, LakeUnavailableError
 from zombi_platform.events import TABLE_NAME
-from zombi_platform.failpoints import failpoint
 from zombi_platform.lake.file_io import StorageIO, io_properties
 from zombi_platform.lake.schema import METADATA_KEPT
 from zombi_platform.lake.storage import Storage, Stored
@@ -84,7 +83,6 @@ class FilesystemCatalog(Catalog):
             self._storage.create(location, _encode(metadata))
         except FileExistsError as error:
             raise TableAlreadyExistsError(f"table {table!r} exists already at {home}") from error
-        failpoint("create.done")
         self._look_again(table, 1, metadata)
         return self._bound(table, metadata, location)
 

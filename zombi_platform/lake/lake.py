@@ -116,9 +116,9 @@ class Lake:
         state = self.state(table)
         if state is not None:
             return state
-        with self._errors():
-            ensure_namespace(self.catalog, self.namespace)
-            try:
+        try:
+            with self._errors():
+                ensure_namespace(self.catalog, self.namespace)
                 self.catalog.create_table(
                     (self.namespace, table),
                     TABLE_SCHEMA,
@@ -127,12 +127,13 @@ class Lake:
                     SORT_ORDER,
                     dict(PROPERTIES),
                 )
-            except (TableAlreadyExistsError, CommitFailedException):
-                pass
-            except ZombiError:
-                # The answer may be what was lost.
-                if self.state(table) is None:
-                    raise
+        except (TableAlreadyExistsError, CommitFailedException):
+            pass  # somebody was quicker
+        except ZombiError:
+            # The answer may be what was lost.
+            if self.state(table) is None:
+                raise
+        failpoint("create.done")
         return self.require_state(table)
 
     def commit(self, table: str, cuts: Sequence[Cut], *, before_write: BeforeWrite) -> Commit:
