@@ -10,12 +10,13 @@ import sys
 import typer
 
 from zombi_platform import __version__
-from zombi_platform.cli import doctor, gateway, send, settings, tables, tail, tokens, up
+from zombi_platform.cli import doctor, gateway, send, settings, spark, tables, tail, tokens, up
 from zombi_platform.errors import SettingsError, ZombiError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Events in, Iceberg out.")
 app.command("gateway")(gateway.serve)
 app.command("up")(up.up)
+app.command("spark")(spark.serve)
 app.command("send")(send.send)
 app.command("tail")(tail.tail)
 app.command("tables")(tables.tables)
