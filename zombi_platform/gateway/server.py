@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 import uvicorn
 import uvloop
 
+from zombi_platform.catalog.live.warehouse import LiveWarehouse
 from zombi_platform.catalog.warehouse import LakeWarehouse
 from zombi_platform.errors import StartupError
 from zombi_platform.gateway.access import Access, check_bind
@@ -60,15 +61,19 @@ async def _serve(settings: Settings) -> None:
         stack.callback(readers.shutdown)
         hot = HotBuffer(settings, metrics.committed)
         stack.push_async_callback(hot.close)
-        lake = LakeWarehouse(Lake(settings))
-        stack.callback(lake.close)
+        lake = Lake(settings)
+        committed = LakeWarehouse(lake)
+        stack.callback(committed.close)
+        live = LiveWarehouse(lake, committed, hot)
+        stack.push_async_callback(live.close)
         state = GatewayState(
             settings,
             access,
             metrics,
             hot,
             Writes(settings, hot, metrics),
-            lake,
+            committed,
+            live,
             Pipeline(settings, hot),
             Arriving(settings.max_inflight_bytes_mb * 2**20),
             OpenReads(settings.max_open_reads),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from zombi_platform.catalog.live.warehouse import LiveWarehouse
 from zombi_platform.catalog.warehouse import LakeWarehouse
 from zombi_platform.gateway.access import Access
 from zombi_platform.gateway.bodies import Arriving
@@ -24,6 +25,7 @@ class GatewayState:
     hot: HotBuffer
     writes: Writes
     lake: LakeWarehouse
+    live: LiveWarehouse
     pipeline: Pipeline
     arriving: Arriving
     open_reads: OpenReads

@@ -62,6 +62,12 @@ class LocalDisk:
                 raise
             _sync_directory(Path(target).parent)
 
+    def write_lazily(self, location: str, content: bytes) -> None:
+        target = Path(self.path(location))
+        with self.errors(location):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+
     def exists(self, location: str) -> bool:
         with self.errors(location):
             return Path(self.path(location)).is_file()

@@ -149,6 +149,9 @@ class ObjectStore:
         bucket, key = _split(location)
         self._call(lambda: self._client.put_object(Bucket=bucket, Key=key, Body=content), location)
 
+    def write_lazily(self, location: str, content: bytes) -> None:
+        self.write(location, content)
+
     def exists(self, location: str) -> bool:
         # A listing, not HEAD: its errors come with a body that says what is wrong.
         return any(found.location == location for found in self.files(location))

@@ -2,9 +2,9 @@
 
 A `Storage` is frozen, picklable and free of pyiceberg, so an engine's task may carry it to
 another process. Locations are URIs, `file:///…` or `s3://…`, as they stand in Iceberg's
-metadata. What was written is durable when a method returns. Every failure leaves as a
-`ZombiError` that says what to do; only "not there" and "there already" stay
-`FileNotFoundError` and `FileExistsError`, because callers decide by them.
+metadata. What was written is durable when a method returns, except what is written lazily.
+Every failure leaves as a `ZombiError` that says what to do; only "not there" and "there
+already" stay `FileNotFoundError` and `FileExistsError`, because callers decide by them.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class Backend(Protocol):
     def read(self, location: str) -> bytes: ...
     def create(self, location: str, content: bytes) -> None: ...
     def write(self, location: str, content: bytes) -> None: ...
+    def write_lazily(self, location: str, content: bytes) -> None: ...
     def exists(self, location: str) -> bool: ...
     def files(self, prefix: str) -> Iterator[Stored]: ...
     def directories(self, directory: str) -> list[str]: ...
@@ -106,6 +107,10 @@ class Storage:
     def write(self, location: str, content: bytes) -> None:
         """Write a file, replacing what is there. Readers see the old or the new one, whole."""
         _backend(self).write(location, content)
+
+    def write_lazily(self, location: str, content: bytes) -> None:
+        """Write a new file that may be lost in a crash without harm: it can be made again."""
+        _backend(self).write_lazily(location, content)
 
     def exists(self, location: str) -> bool:
         return _backend(self).exists(location)

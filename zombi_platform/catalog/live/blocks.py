@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from zombi_platform.cuts import Range
-from zombi_platform.errors import CorruptionError
+from zombi_platform.errors import TransientError
 
 BLOCKS_MAX: Final = 16
 """Past so many small blocks some are staged anew as one."""
@@ -23,6 +23,12 @@ BLOCK_BYTES_MAX: Final = 64 * 2**20
 BLOCK_AGE_SECS_MAX: Final = 6 * 3600
 """No snapshot refers to a block staged longer ago: whoever finds an older file may delete
 it after the longest query, without knowing who made it."""
+
+
+class CoverError(TransientError):
+    """Blocks that leave a sequence out or hold one twice; looking anew helps."""
+
+    code = "LIVE_UNAVAILABLE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +86,13 @@ def check_cover(
     for part in (part for block in blocks for part in block.ranges):
         end = reached.get(part.partition, 0)
         if part.first != end + 1:
-            raise CorruptionError(
+            raise CoverError(
                 f"partition {part.partition} is covered up to {end} and goes on at {part.first}"
             )
         reached[part.partition] = part.last
     short = {p: last for p, last in highs.items() if reached.get(p, 0) < last}
     if short:
-        raise CorruptionError(f"sequences up to {short} are wanted, {reached} are covered")
+        raise CoverError(f"sequences up to {short} are wanted, {reached} are covered")
 
 
 def _usable(

@@ -1,7 +1,8 @@
 """Iceberg REST: the tables for Spark, Trino, DuckDB, pyiceberg and whatever else speaks it.
 
-The warehouse `lake` has the committed tables, with and without a prefix, and what `/v1/config`
-advertises is exactly what there is.
+Two warehouses have the same routes: `lake`, the committed tables, also without a prefix, and
+`live`, the same with events that were acked a moment ago. Only `lake` takes commits, and
+what `/v1/config` advertises is exactly what there is.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 
 from zombi_platform.catalog.metadata import load_answer
 from zombi_platform.catalog.warehouse import LoadedTable, Snapshots, no_table
-from zombi_platform.errors import InvalidRequestError, NotFoundError
+from zombi_platform.errors import ForbiddenError, InvalidRequestError, NotFoundError
 from zombi_platform.events import TABLE_NAME
 from zombi_platform.gateway.openapi import CATALOG, SIGNED_IN, iceberg_errors
 from zombi_platform.gateway.requests import caller, read_body
@@ -80,11 +81,12 @@ class Warehouse(Protocol):
 def iceberg_routes(state: GatewayState) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=[CATALOG])
     router.include_router(_config_routes(state))
-    for prefix, warehouse in (("", state.lake), ("/lake", state.lake)):
+    for prefix, warehouse in (("", state.lake), ("/lake", state.lake), ("/live", state.live)):
         router.include_router(_namespace_routes(state), prefix=prefix)
         router.include_router(_table_routes(state, warehouse), prefix=prefix)
     for prefix in ("", "/lake"):
         router.include_router(_commit_routes(state), prefix=prefix)
+    router.include_router(_refusal_routes(state), prefix="/live")
     return router
 
 
@@ -99,18 +101,21 @@ def _config_routes(state: GatewayState) -> APIRouter:
     )
     async def config(
         request: Request,
-        warehouse: Annotated[str, Query(description="`lake`: committed events.")] = "lake",
+        warehouse: Annotated[
+            str, Query(description="`lake`: committed events; `live`: all of them.")
+        ] = "lake",
     ) -> Response:
         _require_reader(caller(request, state))
-        if warehouse != "lake":
+        if warehouse not in ("lake", "live"):
             raise InvalidRequestError(
-                f"there is no warehouse {warehouse[:200]!r}: `lake` has what is committed"
+                f"there is no warehouse {warehouse[:200]!r}: `lake` has what is committed, `live` "
+                "also what was acked a moment ago"
             )
         return _json(
             {
                 "defaults": state.lake.config,
                 "overrides": {"prefix": warehouse},
-                "endpoints": READS + COMMITS,
+                "endpoints": READS + COMMITS if warehouse == "lake" else READS,
             }
         )
 
@@ -262,6 +267,26 @@ def _commit_routes(state: GatewayState) -> APIRouter:
         loaded = await state.lake.commit(table, body)
         body = load_answer(loaded.location, loaded.content, {})
         return Response(body, headers={"etag": loaded.etag}, media_type="application/json")
+
+    return router
+
+
+def _refusal_routes(state: GatewayState) -> APIRouter:
+    router = APIRouter()
+
+    @router.post(
+        TABLE,
+        summary="Refuses every commit",
+        responses=iceberg_errors(401, 403),
+        openapi_extra=SIGNED_IN,
+    )
+    async def refuse(request: Request, namespace: Name, table: Table) -> Response:
+        caller(request, state)
+        raise ForbiddenError(
+            f"the live view of {table[:200]!r} is read-only: send events to /tables, and commit "
+            "to the warehouse `lake`",
+            code="READ_ONLY",
+        )
 
     return router
 
