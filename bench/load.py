@@ -37,6 +37,11 @@ class Load:
     p99_ms: float
 
 
+def run_id() -> str:
+    """Keeps the idempotency keys of two runs apart, in the shape of an address."""
+    return secrets.token_hex(6)
+
+
 def wrk_installed() -> bool:
     return shutil.which("wrk") is not None
 
@@ -63,7 +68,7 @@ def send_with_wrk(server: Server, workload: Workload, secs: int, connections: in
     with tempfile.NamedTemporaryFile(suffix=".arrow") as body:
         body.write(arrow_body(workload.events))
         body.flush()
-        variables = {"N": str(workload.events), "RUN": secrets.token_hex(8), "BODY": body.name}
+        variables = {"N": str(workload.events), "RUN": run_id(), "BODY": body.name}
         done = subprocess.run(
             [*command, server.url + workload.path],
             env=os.environ | variables,
@@ -163,7 +168,7 @@ async def send_all(
     address = urlsplit(server.url).netloc
     host, _, port = address.partition(":")
     head = request_head(server, workload, address)
-    bodies = workload.bodies(workload.events, secrets.token_hex(8))
+    bodies = workload.bodies(workload.events, run_id())
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(secs_max):
         opened = [

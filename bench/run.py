@@ -1,8 +1,10 @@
 """`make bench`: every workload in every durability mode, beside the floor and the targets.
 
 Each measurement starts a fresh server with an empty data directory, warms it up, puts the load on
-and reads its CPU time when background work has settled. Any failed request ends the bench: a fast
-error is not a result.
+and reads its CPU time when background work has settled. The floor of a workload is measured right
+before the gateway, so that both feel the same neighbours; of several rounds the cheapest counts,
+because neighbours only ever add. Any failed request ends the bench: a fast error is not a result.
+A missed target does not: it is printed in red.
 """
 
 import json
@@ -52,18 +54,28 @@ class Plan:
     modes: tuple[str, ...]
     secs: int
     connections: int
+    rounds: int
 
 
 def measure(plan: Plan) -> Iterator[Measurement]:
     for workload in plan.workloads:
-        with started(FLOOR) as server:
-            yield measure_load(server, FLOOR, workload, plan)
-    for mode in plan.modes:
-        for workload in plan.workloads:
-            with started(mode) as server:
-                yield measure_load(server, mode, workload, plan)
-                if workload.name == SCANNED:
-                    yield measure_scan(server, mode, workload)
+        for _ in range(plan.rounds):
+            for mode in (FLOOR, *plan.modes):
+                with started(mode) as server:
+                    yield measure_load(server, mode, workload, plan)
+                    if workload.name == SCANNED and mode != FLOOR:
+                        yield measure_scan(server, mode, workload)
+
+
+def cheapest(measurements: list[Measurement]) -> list[Measurement]:
+    """The best round of each, ordered by durability and then workload."""
+    best: dict[tuple[str, str], Measurement] = {}
+    for m in measurements:
+        found = best.get((m.server, m.workload))
+        if found is None or m.cpu_secs_per_million < found.cpu_secs_per_million:
+            best[m.server, m.workload] = m
+    servers = list(dict.fromkeys(m.server for m in measurements))
+    return sorted(best.values(), key=lambda m: servers.index(m.server))
 
 
 @contextmanager
@@ -152,6 +164,7 @@ def main(
     mode: Annotated[list[str] | None, typer.Option(help="Durability mode; repeatable.")] = None,
     seconds: Annotated[int, typer.Option(min=1, help="Length of each measurement.")] = 8,
     connections: Annotated[int, typer.Option(min=1, max=10_000)] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="Repeat, and report the cheapest.")] = 1,
     floor_only: Annotated[bool, typer.Option("--floor-only", help="Start no gateway.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, no table.")] = False,
 ) -> None:
@@ -159,7 +172,7 @@ def main(
     progress = Console(stderr=True)
     known = {item.name: item for item in WORKLOADS}
     modes = () if floor_only else tuple(mode or MODES)
-    plan = Plan(chosen(workload or [], known), modes, seconds, connections)
+    plan = Plan(chosen(workload or [], known), modes, seconds, connections, rounds)
     if not wrk_installed():
         progress.print("wrk is not installed: the slower Python sender is used instead")
     measurements = []
@@ -172,6 +185,7 @@ def main(
     except BenchError as error:
         progress.print(f"bench failed: {error}", style="red", markup=False)
         raise typer.Exit(1) from error
+    measurements = cheapest(measurements)
     if as_json:
         Console().print_json(json.dumps([asdict(m) for m in measurements]))
     else:

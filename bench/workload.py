@@ -52,7 +52,9 @@ def single_json(_events: int, _run: str) -> Iterator[bytes]:
 
 def single_keyed(_events: int, run: str) -> Iterator[bytes]:
     record = {"payload": "x" * 82, "partition": 0, "timestamp_ms": TIMESTAMP_MS}
-    return (compact({**record, "idempotency_key": f"k{run}-0-{number}"}) for number in count(1))
+    return (
+        compact({**record, "idempotency_key": f"k0-{number}-table: 0x{run}"}) for number in count(1)
+    )
 
 
 def bulk_json(events: int, _run: str) -> Iterator[bytes]:

@@ -158,9 +158,11 @@ def test_torn_and_pipelined_requests_are_answered_alike(
 def converse(port: int, pieces: list[tuple[bytes, int]]) -> list[bytes]:
     """Send pieces one by one, reading as many answers as each piece is to get."""
     answers = []
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=60) as connection,
+        connection.makefile("rb") as stream,
+    ):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        stream = connection.makefile("rb")
         for piece, expected in pieces:
             connection.sendall(piece)
             if not expected:
