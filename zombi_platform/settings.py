@@ -78,7 +78,7 @@ class Settings:
     rocksdb_write_buffer_mb: int = setting(64, "RocksDB memtable size.", low=1, high=4096)
     rocksdb_max_write_buffers: int = setting(3, "RocksDB memtables at most.", low=2, high=64)
     rocksdb_l0_compaction_trigger: int = setting(
-        4, "RocksDB level-0 files that start a compaction.", low=2, high=100
+        16, "RocksDB level-0 files that start a compaction.", low=2, high=100
     )
     rocksdb_target_file_size_mb: int = setting(64, "RocksDB file size.", low=1, high=4096)
     rocksdb_block_cache_mb: int = setting(128, "RocksDB block cache.", low=1, high=65536)

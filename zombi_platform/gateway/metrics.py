@@ -93,9 +93,10 @@ class Metrics(Collector):
         self.written_bytes += size
         self.write_seconds.observe(seconds)
         tables = self._tables
-        if table not in tables and len(tables) >= TABLE_LABELS_MAX:
-            table = OTHER_TABLES
-        tables[table] = tables.get(table, 0) + events
+        if table not in tables:
+            table = table if len(tables) < TABLE_LABELS_MAX else OTHER_TABLES
+            tables.setdefault(table, 0)
+        tables[table] += events
 
     def did_read(self, records: int, seconds: float) -> None:
         self.reads += 1

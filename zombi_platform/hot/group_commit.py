@@ -14,7 +14,9 @@ import queue
 import struct
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -30,6 +32,11 @@ from zombi_platform.hot.blocks import (
 )
 from zombi_platform.hot.partitions import Partition, Partitions, SmallBlock
 from zombi_platform.hot.store import Batch, Store
+
+PREFIXES_MAX: Final = 1024
+"""Prefixes of idempotency keys that are remembered instead of made again for each key."""
+
+_idempotency_prefix: Final = lru_cache(PREFIXES_MAX)(keys.idempotency_prefix)
 
 KEY_ENTRY: Final = struct.Struct(">QQ")
 """Value of an idempotency key: sequence, time in ms."""
@@ -211,23 +218,22 @@ class GroupCommit:
     def _form(self, appends: list[Append]) -> Group:
         """Give out sequences and encode blocks; a request past a limit is told so alone."""
         known = self._look_up(appends)
-        tails: dict[Partition, Tail] = {}
+        tails: defaultdict[str, dict[int, Tail]] = defaultdict(dict)
         placed: list[Append] = []
         refused: list[tuple[Append, ZombiError]] = []
         fresh: list[tuple[bytes, int]] = []
         for append in appends:
-            segments = append.segments
+            members = tails[append.table]
             try:
-                partitions = self._partitions.need(append.table, [s.partition for s in segments])
+                for segment in append.segments:
+                    if segment.partition not in members:
+                        self._begin_tails(append, members)
+                        break
             except ZombiError as error:
                 refused.append((append, error))
                 continue
-            for segment, partition in zip(segments, partitions, strict=True):
-                tail = tails.get(partition)
-                if tail is None:
-                    tail = tails[partition] = Tail(
-                        partition, partition.last + 1, [], [], partition.bytes_end
-                    )
+            for segment in append.segments:
+                tail = members[segment.partition]
                 if segment.keys is None:
                     _place(tail, segment)
                 else:
@@ -235,16 +241,25 @@ class GroupCommit:
             placed.append(append)
         started, ingest_ms = time.perf_counter(), time.time_ns() // 1_000_000
         batch = self._store.batch()
-        filled = [tail for tail in tails.values() if tail.segments]
+        filled = [tail for members in tails.values() for tail in members.values() if tail.segments]
         for tail in filled:
             _put_blocks(batch, tail, ingest_ms)
         key_bytes = self._put_keys(batch, fresh, ingest_ms)
         return Group(batch, placed, refused, filled, key_bytes, ingest_ms, started)
 
+    def _begin_tails(self, append: Append, members: dict[int, Tail]) -> None:
+        """Tails for the request's partitions that have none yet, or an error and no tail."""
+        numbers = [segment.partition for segment in append.segments]
+        for partition in self._partitions.need(append.table, numbers):
+            if partition.number not in members:
+                members[partition.number] = Tail(
+                    partition, partition.last + 1, [], [], partition.bytes_end
+                )
+
     def _look_up(self, appends: list[Append]) -> dict[bytes, int]:
         """Sequences of the group's idempotency keys that are stored already."""
         wanted = [
-            keys.idempotency_prefix(append.table, segment.partition) + key
+            _idempotency_prefix(append.table, segment.partition) + key
             for append in appends
             for segment in append.segments
             if segment.keys is not None

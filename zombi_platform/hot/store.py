@@ -189,7 +189,14 @@ class Store:
         options.create_missing_column_families(True)
         options.set_write_buffer_size(settings.rocksdb_write_buffer_mb * 2**20)
         options.set_max_write_buffer_number(settings.rocksdb_max_write_buffers)
-        options.set_level_zero_file_num_compaction_trigger(settings.rocksdb_l0_compaction_trigger)
+        # Blocks die young: most are deleted after the flush to Iceberg, so it pays to let them
+        # die in level 0 instead of rewriting them first. Past the trigger writes go on while a
+        # compaction runs, and level 1 takes what level 0 may hold.
+        trigger = settings.rocksdb_l0_compaction_trigger
+        options.set_level_zero_file_num_compaction_trigger(trigger)
+        options.set_level_zero_slowdown_writes_trigger(3 * trigger)
+        options.set_level_zero_stop_writes_trigger(4 * trigger)
+        options.set_max_bytes_for_level_base(trigger * settings.rocksdb_write_buffer_mb * 2**20)
         options.set_target_file_size_base(settings.rocksdb_target_file_size_mb * 2**20)
         # Blocks are short-lived and read once: compressing them costs more than it saves.
         options.set_compression_type(DBCompressionType.none())
