@@ -11,7 +11,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
 from tests.lake.staging import Tombstones, events, stage
-from tests.lake.worlds import EVERYWHERE, World, make_world, put, rows
+from tests.lake.worlds import EVERYWHERE, RACING, World, make_world, put, rows
 from zombi_platform.cuts import Cut, Range
 from zombi_platform.errors import LakeConflictError
 from zombi_platform.lake.lake import Lake
@@ -54,6 +54,7 @@ def test_an_unknown_table_has_no_state(world: World) -> None:
     assert lake.check() == []
 
 
+@pytest.mark.parametrize("world", RACING, indirect=True)
 def test_workers_that_make_a_table_at_once_get_the_same(world: World) -> None:
     workers = [world.worker() for _ in range(6)]
     with ThreadPoolExecutor(len(workers)) as pool:
@@ -62,6 +63,7 @@ def test_workers_that_make_a_table_at_once_get_the_same(world: World) -> None:
     assert world.worker().tables() == ["orders"]
 
 
+@pytest.mark.parametrize("world", RACING, indirect=True)
 def test_workers_that_commit_the_same_cut_at_once_add_it_once(world: World) -> None:
     part = Range(0, 1, 20)
     cut = stage(world.worker().storage, "orders", 1, part)
@@ -192,6 +194,7 @@ def test_old_snapshots_expire_and_their_files_go(world: World) -> None:
     assert rows(lake) == numbers(Range(0, 1, 28))
 
 
+@pytest.mark.parametrize("world", RACING, indirect=True)
 def test_commits_race_with_somebody_who_appends_all_the_time(world: World) -> None:
     lake = world.worker()
     lake.ensure_table("orders")

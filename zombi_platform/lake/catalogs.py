@@ -6,6 +6,7 @@ so that nobody else needs to know what HTTP or database library is below.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
@@ -46,6 +47,9 @@ REFUSALS: Final = (
 )
 
 
+PASSWORD: Final = re.compile(r"//[^/@]*@")
+"""What stands before the host in an address and must not stand in a message."""
+
 CLIENTS: Final = frozenset({"pyiceberg", "requests", "sqlalchemy", "botocore", "thrift"})
 """Packages whose errors mean that a catalog did not do its part."""
 
@@ -72,7 +76,13 @@ def open_catalog(settings: Settings, storage: Storage) -> Catalog:
 
 def _open(settings: Settings, properties: Mapping[str, str]) -> Catalog:
     with catalog_errors(settings.catalog_uri or settings.catalog):
-        return load_catalog(NAME, type=settings.catalog, **properties)
+        try:
+            return load_catalog(NAME, type=settings.catalog, **properties)
+        except (ImportError, iceberg_errors.NotInstalledError) as error:
+            raise SettingsError(
+                f"ZOMBI_CATALOG={settings.catalog} with this ZOMBI_CATALOG_URI needs a package that "
+                f"is not installed: {error}"
+            ) from error
 
 
 def ensure_namespace(catalog: Catalog, namespace: str) -> None:
@@ -101,8 +111,9 @@ def open_rest_catalog(
 
 
 @contextmanager
-def catalog_errors(name: str) -> Iterator[None]:
+def catalog_errors(uri: str) -> Iterator[None]:
     """Turn what catalogs raise inside into errors of this platform, except their verdicts."""
+    name = PASSWORD.sub("//", uri)
     try:
         yield
     except (*VERDICTS, ZombiError, FileNotFoundError):
