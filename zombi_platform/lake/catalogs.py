@@ -80,8 +80,8 @@ def _open(settings: Settings, properties: Mapping[str, str]) -> Catalog:
             return load_catalog(NAME, type=settings.catalog, **properties)
         except (ImportError, iceberg_errors.NotInstalledError) as error:
             raise SettingsError(
-                f"ZOMBI_CATALOG={settings.catalog} with this ZOMBI_CATALOG_URI needs a package that "
-                f"is not installed: {error}"
+                f"ZOMBI_CATALOG={settings.catalog} with this ZOMBI_CATALOG_URI needs a package "
+                f"that is not installed: {error}"
             ) from error
 
 

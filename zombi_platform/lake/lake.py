@@ -167,11 +167,16 @@ class Lake:
         return Swept(tuple(sorted(doomed)), tuple(sorted(candidates - doomed)))
 
     def strays(self, table: str) -> list[str]:
-        """Files below the table that it does not refer to; tombstones and cuts may know them."""
+        """Data and metadata that the table does not refer to; tombstones or cuts may."""
         found = self.load(table)
         if found is None:
             return []
-        everything = [file.location for file in self.storage.files(found[1].location + "/")]
+        home = found[1].location
+        everything = [
+            file.location
+            for directory in ("data", "metadata")
+            for file in self.storage.files(f"{home}/{directory}/")
+        ]
         with self._errors():
             return sorted(unreferenced(self.storage, found[0], everything))
 
