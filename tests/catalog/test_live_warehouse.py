@@ -16,9 +16,8 @@ from pyiceberg.catalog.rest import RestCatalog
 from tests.catalog.tables import iceberg_error, rest_catalog, table_url
 from tests.gateway import Gateway, running
 from tests.s3 import ObjectServer
-from zombi_platform.catalog.duckdb import attach, iceberg_duckdb, use_storage
+from zombi_platform.catalog.duckdb import attach, iceberg_duckdb, use_bucket
 from zombi_platform.gateway.tokens import create_token
-from zombi_platform.lake.storage import Storage
 
 HOUR_MS = 3_600_000
 PLACES = """
@@ -227,7 +226,8 @@ def test_a_lake_in_a_bucket_is_read_live(
     with running(tmp_path, s3_bucket=bucket, s3_endpoint=store.endpoint) as gateway:
         catalog = rest_catalog(gateway, "live")
         with iceberg_duckdb() as duck:
-            use_storage(duck, Storage(f"s3://{bucket}/tables", store.endpoint))
+            config = httpx.get(f"{gateway.url}/v1/config").json()["defaults"]
+            use_bucket(duck, config)
             attach(duck, gateway.url, "live")
             for turn in range(1, 4):
                 send(gateway, "orders", 3)

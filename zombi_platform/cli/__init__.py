@@ -10,7 +10,19 @@ import sys
 import typer
 
 from zombi_platform import __version__
-from zombi_platform.cli import doctor, gateway, send, settings, spark, tables, tail, tokens, up
+from zombi_platform.cli import (
+    connect,
+    doctor,
+    gateway,
+    query,
+    send,
+    settings,
+    spark,
+    tables,
+    tail,
+    tokens,
+    up,
+)
 from zombi_platform.errors import SettingsError, ZombiError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Events in, Iceberg out.")
@@ -20,6 +32,8 @@ app.command("spark")(spark.serve)
 app.command("send")(send.send)
 app.command("tail")(tail.tail)
 app.command("tables")(tables.tables)
+app.command("query")(query.query)
+app.command("connect")(connect.connect)
 app.command("doctor")(doctor.doctor)
 app.command("settings")(settings.show)
 app.add_typer(tokens.app, name="token")
