@@ -7,18 +7,28 @@ disk: the kernel cuts a write short and refuses the next, in the middle of Rocks
 
 from __future__ import annotations
 
+import asyncio
 import json
 import resource
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from tests.gateway import Gateway, running
+from tests.test_hot_buffer import append, opened, segment
+from zombi_platform.hot.store import Store
+from zombi_platform.settings import Settings
 
 WRITERS = 6
+TINY_MEMTABLES: dict[str, Any] = {
+    "durability": "wal",
+    "rocksdb_write_buffer_mb": 1,
+    "rocksdb_max_write_buffers": 2,
+}
 UNLIMITED = resource.RLIM_INFINITY
 
 
@@ -161,3 +171,33 @@ def test_reads_and_offsets_answer_while_the_disk_refuses(tmp_path: Path) -> None
             lambda: httpx.post(f"{gateway.url}/tables/t", json=event).status_code == 202, pause
         )
         assert httpx.get(f"{gateway.url}/tables/t").json()["count"] == 2
+
+
+def test_a_write_that_would_stall_is_written_by_another_batch(tmp_path: Path) -> None:
+    """RocksDB falls behind when memtables are tiny; it says so instead of blocking us."""
+    store = Store(Settings(data_dir=tmp_path, **TINY_MEMTABLES))
+    stalled = 0
+    for number in range(500):
+        key, value = b"%08d" % number, bytes(400_000)
+        batch = store.batch()
+        batch.put(key, value)
+        if not store.write_at_once(batch):
+            stalled += 1
+            assert store.get(key) is None
+            again = store.batch()
+            again.put(key, value)
+            store.write(again)
+        if stalled > 3:
+            break
+    assert stalled > 3
+    store.close()
+
+
+def test_stalls_delay_acks_and_fail_none(tmp_path: Path) -> None:
+    async def load() -> list[int]:
+        async with opened(Settings(data_dir=tmp_path, **TINY_MEMTABLES)) as hot:
+            acks = [await append(hot, "t", segment([bytes(400_000)])) for _ in range(150)]
+            assert hot.failure is None
+            return [offset for [[offset]] in acks]
+
+    assert asyncio.run(load()) == list(range(1, 151))

@@ -145,6 +145,8 @@ class GroupCommit:
         try:
             group = self._form(appends)
             if self._in_thread or not self._store.write_at_once(group.batch):
+                if not self._in_thread:
+                    group = self._form(appends)  # the same again: the attempt used the batch up
                 self._writing = True
                 self._groups.put(group)
                 return

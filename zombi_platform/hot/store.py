@@ -62,7 +62,10 @@ class Store:
         return Batch(self._keys_handle)
 
     def write_at_once(self, batch: Batch) -> bool:
-        """Write unless RocksDB would stall; False means that nothing was written."""
+        """Write unless RocksDB would stall; False means that nothing was written.
+
+        The batch is used up either way.
+        """
         try:
             self._db.write(batch.raw, self._at_once)
         except Exception as error:
