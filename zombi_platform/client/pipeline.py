@@ -7,10 +7,10 @@ retry may help. Runs wherever a split is staged, so it needs httpx, msgspec and 
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPException, HTTPResponse
 from typing import Any, Final, Self
 from urllib.parse import quote
 
@@ -24,7 +24,6 @@ from zombi_platform.errors import GatewayUnreachableError
 from zombi_platform.progress import Due, Progress, TableProgress
 
 EPOCH_HEADER: Final = "X-Zombi-Epoch"
-BUFFER_BYTES: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +98,8 @@ class PipelineClient:
     def read_split(self, table: str, cut_id: int, split: int) -> Iterator[Iterator[pa.RecordBatch]]:
         """The events of a split, batch by batch as they are drawn."""
         path = _split_path(table, cut_id, split)
-        with self._gateway.stream("GET", path) as pieces:
-            yield _batches(io.BufferedReader(_Body(pieces), BUFFER_BYTES))
+        with self._gateway.stream(path) as body:
+            yield _batches(body)
 
     def intend(self, table: str, epoch: int, cut_id: int, split: int, paths: Sequence[str]) -> None:
         """Announce files that are about to be written; those not reported are deleted."""
@@ -197,34 +196,33 @@ class PipelineClient:
         )
 
 
-class _Body(io.RawIOBase):
-    """The body of an answer as a file."""
+class _Body:
+    """The body of an answer as Arrow likes to read it: straight into memory of its own pool,
+    which keeps pages for the next batch where `bytes` would fault them in anew."""
 
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks = chunks
-        self._rest = memoryview(b"")
+    closed = False
 
-    def readable(self) -> bool:
-        return True
+    def __init__(self, answer: HTTPResponse) -> None:
+        self._answer = answer
 
-    def readinto(self, buffer: Any) -> int:
-        while not self._rest:
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                return 0
-            self._rest = memoryview(chunk)
-        size = min(len(buffer), len(self._rest))
-        buffer[:size] = self._rest[:size]
-        self._rest = self._rest[size:]
-        return size
+    def read(self, size: int) -> bytes:
+        return self._answer.read(size)
+
+    def read_buffer(self, size: int) -> pa.Buffer:
+        buffer = pa.allocate_buffer(size)
+        view = memoryview(buffer)
+        filled = 0
+        while filled < size and (count := self._answer.readinto(view[filled:])):
+            filled += count
+        return buffer.slice(0, filled)
 
 
-def _batches(body: io.BufferedReader[_Body]) -> Iterator[pa.RecordBatch]:
+def _batches(answer: HTTPResponse) -> Iterator[pa.RecordBatch]:
     """The batches of a stream that must end with Arrow's own mark: a shorter one is torn."""
     try:
-        with pa.ipc.open_stream(body) as reader:
+        with pa.ipc.open_stream(pa.PythonFile(_Body(answer), mode="r")) as reader:
             yield from reader
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowInvalid, OSError, HTTPException) as error:
         raise GatewayUnreachableError(f"the events of a split ended early: {error}") from error
 
 

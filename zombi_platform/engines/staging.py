@@ -25,8 +25,8 @@ from zombi_platform.engines.hour_files import HourRows, arrange, check_footer, w
 from zombi_platform.errors import CorruptionError
 from zombi_platform.failpoints import failpoint
 
-INTENT_PATHS_MAX: Final = 5000
-"""Paths of one announcement; a split of wild timestamps has more files than fit one."""
+INTENT_PATHS_MAX: Final = 500
+"""Paths of one announcement; a split of wild timestamps has many thousand files."""
 
 
 @dataclass(frozen=True, slots=True)

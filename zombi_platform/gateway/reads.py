@@ -20,6 +20,8 @@ from zombi_platform.hot.buffer import Reading
 
 JSON_LIMIT_MAX: Final = 10_000
 ARROW_LIMIT_MAX: Final = 1_000_000
+ARROW_END: Final = b"\xff\xff\xff\xff\0\0\0\0"
+"""The end of an Arrow stream: a message of no length."""
 PAGE_BYTES_MAX: Final = 8 * 2**20
 """A JSON page ends early past this size, and says that there is more."""
 
@@ -52,7 +54,7 @@ class OpenReads:
         self._open -= 1
 
 
-def slices(data: bytes) -> Iterator[memoryview]:
+def slices(data: bytes | pa.Buffer) -> Iterator[memoryview]:
     view = memoryview(data)
     return (view[start : start + SLICE_BYTES] for start in range(0, len(view), SLICE_BYTES))
 
@@ -89,32 +91,15 @@ def json_page(reading: Reading, fields: list[str]) -> Page:
     return Page(body, len(records))
 
 
-def arrow_chunks(reading: Reading, fields: list[str]) -> Iterator[tuple[bytes, int]]:
-    """Pieces of an Arrow stream, each with the number of records in it."""
-    schema = pa.schema([COLUMNS.field(name) for name in fields])
-    pieces: list[bytes] = []
-    with pa.ipc.new_stream(pa.PythonFile(_Pieces(pieces), "w"), schema) as writer:
-        for batch in reading.batches:
-            writer.write_batch(batch.select(fields))
-            yield b"".join(pieces), batch.num_rows
-            pieces.clear()
-    yield b"".join(pieces), 0
+def arrow_chunks(reading: Reading, fields: list[str]) -> Iterator[tuple[pa.Buffer, int]]:
+    """Pieces of an Arrow stream, each with the number of records in it.
 
-
-class _Pieces:
-    """A file that keeps what is written to it as a list."""
-
-    closed = False
-
-    def __init__(self, pieces: list[bytes]) -> None:
-        self._pieces = pieces
-
-    def write(self, data: Any) -> int:
-        self._pieces.append(bytes(data))
-        return len(data)
-
-    def flush(self) -> None:
-        """Nothing is held back."""
+    Message by message and not through a stream writer, which would copy each batch once more.
+    """
+    yield pa.schema([COLUMNS.field(name) for name in fields]).serialize(), 0
+    for batch in reading.batches:
+        yield batch.select(fields).serialize(), batch.num_rows
+    yield pa.py_buffer(ARROW_END), 0
 
 
 def _records(batch: pa.RecordBatch) -> list[dict[str, Any]]:
