@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -17,12 +18,15 @@ from zombi_platform.cuts import Cut, CutState, Range, Split, StagedFile
 from zombi_platform.errors import (
     ConflictError,
     FencedError,
+    HotStorageError,
     InvalidRequestError,
     NotFoundError,
 )
+from zombi_platform.gateway.lake_view import LakeView
 from zombi_platform.gateway.pipeline import Pipeline
 from zombi_platform.hot import HotBuffer
 from zombi_platform.hot.splits import RANGES_MAX, SplitLimits
+from zombi_platform.lake.lake import Lake
 from zombi_platform.settings import Settings
 
 LIMITS = SplitLimits(2**20, 1_000_000)
@@ -36,7 +40,9 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
 @asynccontextmanager
 async def pipeline(settings: Settings) -> AsyncIterator[tuple[HotBuffer, Pipeline]]:
     async with opened(settings) as hot:
-        yield hot, Pipeline(settings, hot)
+        view = LakeView(Lake(settings))
+        yield hot, Pipeline(settings, hot, view)
+        view.close()
 
 
 async def open_cut(line: Pipeline, table: str, epoch: int, limits: SplitLimits = LIMITS) -> Cut:
@@ -235,7 +241,7 @@ def test_a_stale_epoch_is_refused_everywhere(settings: Settings) -> None:
                 line.cuts.open("t", stale, LIMITS),
                 line.cuts.intend("t", stale, cut.id, 0, ["x"]),
                 line.cuts.report("t", stale, cut.id, 0, files_of(cut.splits[0])),
-                line.cuts.commit("t", stale, [cut.id], 1),
+                line.cuts.commit("t", stale, {cut.id: 1}),
                 line.cuts.clean("t", stale, [cut.id]),
                 line.tombstones.add("t", stale, ["x"], [], 0),
                 line.tombstones.drop("t", stale, ["x"], []),
@@ -254,12 +260,12 @@ def test_committed_cuts_are_deleted_and_sequences_are_never_reused(settings: Set
             await append(hot, "t", segment([b"a", b"b", b"c"]))
             cut = await open_cut(line, "t", epoch)
             with pytest.raises(ConflictError, match="not staged"):
-                await line.cuts.commit("t", epoch, [cut.id], 7)
+                await line.cuts.commit("t", epoch, {cut.id: 7})
             await stage(line, cut, epoch)
             await append(hot, "t", segment([b"d"]))
             assert line.cuts.cleanable("t", 0) == ([], 0.0)
             for _ in range(2):
-                await line.cuts.commit("t", epoch, [cut.id], 7)
+                await line.cuts.commit("t", epoch, {cut.id: 7})
             assert hot.watermarks("t")[0].flush_watermark == 3
             ids, wait = line.cuts.cleanable("t", 100)
             assert ids == [] and 0 < wait <= 100
@@ -276,7 +282,7 @@ def test_committed_cuts_are_deleted_and_sequences_are_never_reused(settings: Set
             last = await open_cut(line, "t", epoch)
             assert (last.id, last.ranges) == (2, (Range(0, 4, 5),))
             await stage(line, last, epoch)
-            await line.cuts.commit("t", epoch, [last.id], 8)
+            await line.cuts.commit("t", epoch, {last.id: 8})
             assert await line.cuts.clean("t", epoch, [last.id]) == 2
         async with pipeline(settings) as (hot, line):
             assert await append(hot, "t", segment([b"f"])) == [[6]]
@@ -294,9 +300,9 @@ def test_cuts_are_committed_in_their_order(settings: Settings) -> None:
                 cuts.append(await open_cut(line, "t", epoch))
                 await stage(line, cuts[-1], epoch, payload.decode())
             with pytest.raises(ConflictError, match="comes before"):
-                await line.cuts.commit("t", epoch, [2], 1)
-            await line.cuts.commit("t", epoch, [2, 1], 1)
-            await line.cuts.commit("t", epoch, [1, 2, 3], 2)
+                await line.cuts.commit("t", epoch, {2: 1})
+            await line.cuts.commit("t", epoch, {2: 1, 1: 1})
+            await line.cuts.commit("t", epoch, {1: 1, 2: 1, 3: 2})
             assert [cut.state for cut in line.cuts.of("t").held.values()] == ["committed"] * 3
             assert [cut.snapshot_id for cut in line.cuts.of("t").held.values()] == [1, 1, 2]
 
@@ -389,7 +395,7 @@ def test_no_sequence_is_skipped_by_cuts_under_concurrent_writers(settings: Setti
                     )
                     assert events == split.events
                 await stage(line, cut, epoch, f"{cut.id}")
-                await line.cuts.commit("t", epoch, [cut.id], cut.id)
+                await line.cuts.commit("t", epoch, {cut.id: cut.id})
                 await line.cuts.clean("t", epoch, [cut.id])
                 return cut.events
 
@@ -403,5 +409,108 @@ def test_no_sequence_is_skipped_by_cuts_under_concurrent_writers(settings: Setti
             cut_events += await cut_and_clean()
             assert taken == acked and cut_events == sum(acked.values())
             assert rows(hot, "t").num_rows == 0
+
+    asyncio.run(scenario())
+
+
+def test_thousands_of_small_partitions_are_few_splits(settings: Settings) -> None:
+    async def scenario() -> None:
+        async with pipeline(replace(settings, max_partitions=4096)) as (hot, line):
+            await append(hot, "t", *(segment([b"x"], n) for n in range(4096)))
+            epoch = await line.leases.take("t", "me", None)
+            cut = await open_cut(line, "t", epoch)
+            check_gapless(cut, hot)
+            assert len(cut.splits) == 4096 // RANGES_MAX
+            await stage(line, cut, epoch)
+            listed = msgspec.json.decode(b"".join(line.cuts.json("t")), type=list[Cut])
+            assert len(listed[0].files) == 4096 and listed[0].missing == ()
+            await line.cuts.commit("t", epoch, {cut.id: 1})
+            assert await line.cuts.clean("t", epoch, [cut.id]) == 4096
+            assert hot.bytes == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_reader_under_way_is_not_disturbed_by_a_deletion(settings: Settings) -> None:
+    async def scenario() -> None:
+        async with pipeline(settings) as (hot, line):
+            epoch = await line.leases.take("t", "me", None)
+            await append(hot, "t", segment([b"x" * 1000] * 9000))
+            cut = await open_cut(line, "t", epoch)
+            splits = line.cuts.read_split("t", cut.id, 0)
+            reading = hot.reading("t", 0, 0, 9000, None).batches
+            events = next(reading).num_rows
+            await stage(line, cut, epoch)
+            await line.cuts.commit("t", epoch, {cut.id: 1})
+            await line.cuts.clean("t", epoch, [cut.id])
+            await append(hot, "t", segment([b"new"]))
+            assert events + sum(batch.num_rows for batch in reading) == 9000
+            assert sum(batch.num_rows for batch in splits) == cut.splits[0].events
+            assert rows(hot, "t", 0)["sequence"].to_pylist() == [9001]
+
+    asyncio.run(scenario())
+
+
+def test_readers_never_miss_an_event_between_deletion_and_arrival(settings: Settings) -> None:
+    """Reads race with cuts, cleaning and writing: each sees a run without a gap."""
+
+    async def scenario() -> None:
+        async with pipeline(settings) as (hot, line):
+            epoch = await line.leases.take("t", "me", None)
+            writing = True
+            seen = 0
+
+            def read() -> None:
+                nonlocal seen
+                while writing:
+                    found = rows(hot, "t", 0)["sequence"].to_pylist()
+                    assert found == list(range(found[0], found[0] + len(found))) if found else True
+                    seen += len(found)
+
+            await append(hot, "t", segment([b"x"] * 20))
+            reader = asyncio.create_task(asyncio.to_thread(read))
+            for _ in range(60):
+                await append(hot, "t", segment([b"x"] * 20))
+                cut = await open_cut(line, "t", epoch)
+                await append(hot, "t", segment([b"x"] * 20))
+                await stage(line, cut, epoch, f"{cut.id}")
+                await line.cuts.commit("t", epoch, {cut.id: cut.id})
+                await line.cuts.clean("t", epoch, [cut.id])
+            writing = False
+            await reader
+            assert seen
+
+    asyncio.run(scenario())
+
+
+def test_all_is_known_again_after_the_database_was_reopened(settings: Settings) -> None:
+    async def scenario() -> None:
+        async with pipeline(settings) as (hot, line):
+            epoch = await line.leases.take("t", "me", None)
+            await append(hot, "t", segment([b"a", b"b"]))
+            first = await open_cut(line, "t", epoch)
+            await stage(line, first, epoch)
+            await append(hot, "t", segment([b"c"]))
+            second = await open_cut(line, "t", epoch)
+            await line.notes.request_flush("t", {0: 3})
+            before = line.progress("t", 0)
+            with pytest.raises(HotStorageError, match="interrupted"):
+                async with hot.changing():
+                    raise RuntimeError("as if the disk had refused")
+            with pytest.raises(HotStorageError):
+                await line.cuts.open("t", epoch, LIMITS)
+            while hot.failure is not None:
+                await asyncio.sleep(0.02)
+            after = line.progress("t", 0)
+            assert after.watermarks == before.watermarks and after.requested
+            assert [(c.id, c.state, c.files) for c in after.cuts] == [
+                (1, "staged", 1),
+                (2, "open", 0),
+            ]
+            assert (after.unflushed_events, after.unflushed_bytes) == (0, 0)
+            await append(hot, "t", segment([b"d"]))
+            assert await open_cut(line, "t", epoch) == second
+            await stage(line, second, epoch)
+            assert (await open_cut(line, "t", epoch)).ranges == (Range(0, 4, 4),)
 
     asyncio.run(scenario())

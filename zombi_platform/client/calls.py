@@ -144,7 +144,7 @@ class GatewayClient:
         method: str,
         path: str,
         *,
-        params: Mapping[str, str | int] | None = None,
+        params: Mapping[str, str | float] | None = None,
         content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         accept: Container[int] = range(200, 300),

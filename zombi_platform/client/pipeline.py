@@ -21,7 +21,14 @@ import pyarrow as pa
 from zombi_platform.client.calls import GatewayClient, decode
 from zombi_platform.cuts import Cut, StagedFile
 from zombi_platform.errors import GatewayUnreachableError
-from zombi_platform.progress import Due, Progress, TableProgress
+from zombi_platform.progress import (
+    Cleaned,
+    Committed,
+    Due,
+    FlushAnswer,
+    Progress,
+    TableProgress,
+)
 
 EPOCH_HEADER: Final = "X-Zombi-Epoch"
 
@@ -114,11 +121,31 @@ class PipelineClient:
         answer = self._request("PUT", path, epoch=epoch, body={"files": list(files)})
         return decode(answer, ReportedSplit)
 
+    # Commits
+
+    def report_commit(self, table: str, epoch: int, cuts: Sequence[int]) -> Committed:
+        """Have the gateway find the cuts in the lake and record them as committed."""
+        path = f"{_path(table)}/commit"
+        answer = self._request("POST", path, epoch=epoch, body={"cuts": list(cuts)})
+        return decode(answer, Committed)
+
+    def clean(self, table: str, epoch: int) -> Cleaned:
+        """Delete hot events that are in Iceberg and past their retention."""
+        return decode(self._request("POST", f"{_path(table)}/clean", epoch=epoch), Cleaned)
+
+    def request_flush(self, table: str, wait_secs: float = 30.0) -> FlushAnswer:
+        """Ask for everything acked so far to be committed, and wait for it."""
+        path = f"/tables/{quote(table, safe='')}/flush"
+        answer = self._request(
+            "POST", path, params={"wait_secs": wait_secs}, timeout_secs=wait_secs + 10.0
+        )
+        return decode(answer, FlushAnswer)
+
     # Tombstones
 
     def tombstones(self, table: str, after: str | None = None, limit: int = 1000) -> Due:
         """A page of those whose time has come; `next` leads to the page after it."""
-        params: dict[str, str | int] = {"limit": limit}
+        params: dict[str, str | float] = {"limit": limit}
         if after is not None:
             params["after"] = after
         return decode(self._request("GET", f"{_path(table)}/tombstones", params=params), Due)
@@ -183,7 +210,7 @@ class PipelineClient:
         *,
         epoch: int | None = None,
         body: Any = None,
-        params: Mapping[str, str | int] | None = None,
+        params: Mapping[str, str | float] | None = None,
         timeout_secs: float | None = None,
     ) -> httpx.Response:
         return self._gateway.request(

@@ -36,6 +36,7 @@ def create_app(state: GatewayState) -> FastAPI:
         routes.read_routes(state),
         routes.consumer_routes(state),
         routes.iceberg_routes(state),
+        routes.flush_routes(state),
         routes.pipeline_routes(state),
         routes.tombstone_routes(state),
         routes.operation_routes(state),

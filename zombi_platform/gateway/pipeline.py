@@ -6,10 +6,16 @@ memory. It does no work of the pipeline itself; workers call the routes.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Final
 
-from zombi_platform.cuts import CutState
+from zombi_platform.cuts import Cut, CutState
+from zombi_platform.errors import TransientError
+from zombi_platform.failpoints import failpoint
+from zombi_platform.gateway.lake_view import LakeView
 from zombi_platform.gateway.thresholds import Facts, TableThresholds, Thresholds, due
 from zombi_platform.hot import HotBuffer
 from zombi_platform.hot.cuts import Cuts, Held
@@ -17,9 +23,14 @@ from zombi_platform.hot.leases import Leases
 from zombi_platform.hot.notes import Failure, FlushRequest, Notes, Registration
 from zombi_platform.hot.splits import SplitLimits
 from zombi_platform.hot.tombstones import Tombstones, count_due
+from zombi_platform.lake.state import LakeState, Verified, verify
 from zombi_platform.progress import (
+    Cleaned,
+    Committed,
     CutProgress,
     FailureReport,
+    FlushAnswer,
+    LakeProgress,
     LeaseProgress,
     Marks,
     RegistrationProgress,
@@ -27,17 +38,22 @@ from zombi_platform.progress import (
 )
 from zombi_platform.settings import Settings
 
+CLEANED_AT_ONCE: Final = 100
+"""Cuts that are verified and deleted together."""
+
 
 class Pipeline:
-    def __init__(self, settings: Settings, hot: HotBuffer) -> None:
+    def __init__(self, settings: Settings, hot: HotBuffer, lake: LakeView) -> None:
         self.settings = settings
         self.hot = hot
+        self.lake = lake
         self.thresholds = TableThresholds(settings)
         self.leases = Leases(hot, settings.lease_secs)
         self.notes = Notes(hot)
         self.tombstones = Tombstones(hot, self.leases)
         self.cuts = Cuts(hot, self.leases, self.tombstones, self.notes, settings.delete_grace_secs)
         self._called = time.monotonic()
+        self._moved = asyncio.Condition()
 
     def called(self) -> None:
         """A worker, or what starts workers, has been heard of."""
@@ -68,6 +84,7 @@ class Pipeline:
         facts = self._facts(table, limits)
         verdict = due(facts, limits)
         lease = self.leases.holding(table)
+        seen = self.lake.seen.get(table)
         arrivals = [member.oldest_ms for member in members if member.oldest_ms is not None]
         return TableProgress(
             table=table,
@@ -93,8 +110,87 @@ class Pipeline:
             },
             lag_secs=self.lag_secs(table),
             registration=self._registration(table),
-            lake=None,
+            lake=None if seen is None else LakeProgress(seen.snapshot_id, seen.metadata_location),
         )
+
+    async def commit(self, table: str, epoch: int, ids: Sequence[int]) -> Committed:
+        """Record cuts as committed after the lake itself has been asked."""
+        self.leases.require(table, epoch)
+        waiting = self.cuts.staged(table, ids)
+        if waiting:
+            cuts = await self.cuts.read(table, waiting)
+            verified = await self.lake.verify(table, cuts)
+            failpoint("commit.verified")
+            await self._record(table, epoch, verified)
+        members = self.hot.partitions.known(table)
+        return Committed(
+            committed=tuple(ids),
+            snapshot_id=self.cuts.of(table).snapshot_id,
+            watermarks={member.number: member.flushed for member in members},
+        )
+
+    async def reconcile(self, table: str, state: LakeState) -> None:
+        """Record what the lake holds of staged cuts: an outcome that was lost is looked up."""
+        waiting = [h.id for h in self.cuts.of(table).held.values() if h.state is CutState.STAGED]
+        found: list[Cut] = []
+        for cut in await self.cuts.read(table, waiting):
+            if any(state.watermarks.get(p, 0) < end for p, end in cut.ends.items()):
+                break
+            found.append(cut)
+        if found:
+            await self._record(table, None, verify(state, found))
+
+    async def _record(self, table: str, epoch: int | None, verified: Verified) -> None:
+        await self.cuts.commit(table, epoch, verified.snapshots)
+        async with self._moved:
+            self._moved.notify_all()
+
+    async def clean(self, table: str, epoch: int) -> Cleaned:
+        """Delete what is committed and past its retention, after the lake was asked again."""
+        self.leases.require(table, epoch)
+        retention_secs = self.thresholds.of(table).hot_retention_secs
+        ids, wait_secs = self.cuts.cleanable(table, retention_secs)
+        deleted = 0
+        for start in range(0, len(ids), CLEANED_AT_ONCE):
+            chunk = ids[start : start + CLEANED_AT_ONCE]
+            await self.lake.verify(table, await self.cuts.read(table, chunk))
+            failpoint("clean.verified")
+            deleted += await self.cuts.clean(table, epoch, chunk)
+        remaining = sum(member.events for member in self.hot.partitions.known(table))
+        return Cleaned(deleted, remaining, wait_secs)
+
+    async def flush(self, table: str, wait_secs: float) -> FlushAnswer:
+        """Have everything that is acked now committed, and wait for it."""
+        marks = self.hot.watermarks(table)
+        wanted = {n: m.high_watermark for n, m in marks.items()}
+        files = self.cuts.of(table).files_committed
+        if not self._flushed(table, wanted):
+            await self.notes.request_flush(table, wanted)
+            if self.silent_secs >= self.settings.pipeline_silence_secs:
+                raise TransientError(
+                    f"no pipeline has called for {self.silent_secs:.0f} s; the request is kept "
+                    "for the next one: start it with `zombi up`, or run `zombi flush`",
+                    code="NO_PIPELINE",
+                    retry_after_secs=5,
+                )
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_secs), self._moved:
+                    await self._moved.wait_for(lambda: self._flushed(table, wanted))
+        now = self.hot.watermarks(table)
+        return FlushAnswer(
+            status="flushed" if self._flushed(table, wanted) else "in_progress",
+            table=table,
+            events_flushed=sum(
+                min(now[n].flush_watermark, high) - marks[n].flush_watermark
+                for n, high in wanted.items()
+            ),
+            segments_written=self.cuts.of(table).files_committed - files,
+            snapshot_id=self.cuts.of(table).snapshot_id,
+        )
+
+    def _flushed(self, table: str, wanted: Mapping[int, int]) -> bool:
+        marks = self.hot.watermarks(table)
+        return all(marks[number].flush_watermark >= high for number, high in wanted.items())
 
     def lag_secs(self, table: str) -> float:
         """Age of the oldest event that is not in Iceberg."""

@@ -27,7 +27,9 @@ from zombi_platform.errors import StartupError
 from zombi_platform.gateway.access import Access, check_bind
 from zombi_platform.gateway.app import create_app
 from zombi_platform.gateway.bodies import Arriving
+from zombi_platform.gateway.confirmation import Confirmation
 from zombi_platform.gateway.fast_lane import GatewayProtocol
+from zombi_platform.gateway.lake_view import LakeView
 from zombi_platform.gateway.metrics import Metrics
 from zombi_platform.gateway.pipeline import Pipeline
 from zombi_platform.gateway.reads import OpenReads
@@ -66,15 +68,21 @@ async def _serve(settings: Settings) -> None:
         stack.callback(committed.close)
         live = LiveWarehouse(lake, committed, hot)
         stack.push_async_callback(live.close)
+        view = LakeView(lake)
+        stack.callback(view.close)
+        pipeline = Pipeline(settings, hot, view)
+        confirmation = Confirmation(hot, pipeline, view)
+        stack.push_async_callback(confirmation.close)
         state = GatewayState(
             settings,
             access,
             metrics,
             hot,
-            Writes(settings, hot, metrics),
+            Writes(settings, hot, metrics, confirmation),
             committed,
             live,
-            Pipeline(settings, hot),
+            pipeline,
+            confirmation,
             Arriving(settings.max_inflight_bytes_mb * 2**20),
             OpenReads(settings.max_open_reads),
             readers,
@@ -92,7 +100,8 @@ async def _serve_state(
     # What exists now lives as long as the process: the collector need not look at it again.
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
-    for work in (_keep_up(state, server), _announce(listener, server)):
+    watch = state.pipeline.lake.watch()
+    for work in (_keep_up(state, server), _announce(listener, server), watch):
         stack.callback(asyncio.create_task(work).cancel)
     await server.serve(sockets=[listener])
 

@@ -9,6 +9,7 @@ from zombi_platform.catalog.live.warehouse import LiveWarehouse
 from zombi_platform.catalog.warehouse import LakeWarehouse
 from zombi_platform.gateway.access import Access
 from zombi_platform.gateway.bodies import Arriving
+from zombi_platform.gateway.confirmation import Confirmation
 from zombi_platform.gateway.metrics import Metrics
 from zombi_platform.gateway.pipeline import Pipeline
 from zombi_platform.gateway.reads import OpenReads
@@ -27,6 +28,7 @@ class GatewayState:
     lake: LakeWarehouse
     live: LiveWarehouse
     pipeline: Pipeline
+    confirmation: Confirmation
     arriving: Arriving
     open_reads: OpenReads
     readers: ThreadPoolExecutor

@@ -16,6 +16,7 @@ import numpy as np
 
 from zombi_platform.errors import OverloadedError, TransientError, ZombiError
 from zombi_platform.gateway.bodies import decompress
+from zombi_platform.gateway.confirmation import Confirmation
 from zombi_platform.gateway.decoding import decode_bulk, decode_single
 from zombi_platform.gateway.metrics import Metrics
 from zombi_platform.gateway.records import Places
@@ -79,8 +80,11 @@ def error_answer(error: ZombiError) -> Answer:
 class Writes:
     """Admits, decodes and submits writes. Each is answered once, in the loop."""
 
-    def __init__(self, settings: Settings, hot: HotBuffer, metrics: Metrics) -> None:
+    def __init__(
+        self, settings: Settings, hot: HotBuffer, metrics: Metrics, confirmation: Confirmation
+    ) -> None:
         self._check_room, self._submit = hot.check_room, hot.submit
+        self._open, self._hold = confirmation.open, confirmation.hold
         self._metrics = metrics
         self._max_writes = settings.max_inflight_writes
         self._max_bytes = settings.max_inflight_bytes_mb * 2**20
@@ -113,7 +117,8 @@ class Writes:
         size = len(body)
         self._metrics.inflight_writes += 1
         self._metrics.inflight_bytes += size + REQUEST_BYTES
-        self._submit(
+        submit = self._submit if request.table in self._open else self._hold
+        submit(
             Write(
                 request.table,
                 segments,

@@ -40,6 +40,12 @@ def read_cuts(source: Source, table: str | None = None) -> Iterator[Cut]:
         yield msgspec.msgpack.decode(value, type=Cut)
 
 
+def cut_ids(source: Source, table: str) -> Iterator[int]:
+    """The ids of a table's cuts, oldest first."""
+    for key, _ in source.items(b"%s%s:" % (keys.CUTS, table.encode())):
+        yield keys.parse_cut(key, keys.CUTS)[1]
+
+
 def read_cut(source: Source, table: str, cut: int) -> Cut | None:
     """One cut, without its files."""
     for _, value in source.items(keys.cut_key(table, cut)):

@@ -29,6 +29,7 @@ from zombi_platform.hot import keys, tombstones
 from zombi_platform.hot.buffer import Change, HotBuffer
 from zombi_platform.hot.cleanup import delete_flushed
 from zombi_platform.hot.cut_records import (
+    cut_ids,
     cut_json,
     drop_cut,
     put_cut,
@@ -112,7 +113,9 @@ class Cuts:
         """The table's cuts with their files, as pieces of a JSON list; runs in a thread."""
         view = self._hot.view()
         separator = b"["
-        for cut in read_cuts(view, table):
+        for cut_id in list(cut_ids(view, table)):
+            cut = read_cut(view, table, cut_id)
+            assert cut is not None
             yield separator
             yield from cut_json(view, cut)
             separator = b","
@@ -264,9 +267,9 @@ class Cuts:
         return [cut for cut in found if cut is not None]
 
     async def commit(
-        self, table: str, epoch: int | None, ids: Sequence[int], snapshot_id: int | None
+        self, table: str, epoch: int | None, snapshots: Mapping[int, int | None]
     ) -> None:
-        """Record that the lake holds these cuts; the caller has looked.
+        """Record that the lake holds these cuts, each in its snapshot; the caller has looked.
 
         Without an epoch it is the gateway itself that looked a lost outcome up.
         """
@@ -274,9 +277,9 @@ class Cuts:
             if epoch is not None:
                 self._leases.require(table, epoch)
             state = self._tables.get(table) or TableCuts()
-            waiting = self.staged(table, ids)
+            waiting = self.staged(table, list(snapshots))
             cuts = [await change.run(read_cut, table, cut_id) for cut_id in waiting]
-            done = [_committed(cut, snapshot_id) for cut in cuts if cut is not None]
+            done = [_committed(cut, snapshots[cut.id]) for cut in cuts if cut is not None]
             if not done:
                 return
             ends = {number: end for cut in done for number, end in cut.ends.items()}
@@ -295,9 +298,8 @@ class Cuts:
             for cut in done:
                 held = state.held[cut.id]
                 held.state, held.committed = cut.state, time.monotonic()
-                held.snapshot_id = snapshot_id
+                held.snapshot_id = state.snapshot_id = cut.snapshot_id
                 state.files_committed += held.files
-            state.snapshot_id = snapshot_id
             self._notes.forget(table, settled)
             failpoint("commit.recorded")
 

@@ -139,6 +139,10 @@ class Partitions:
         members = self.tables[table]
         return [members[number] for number in numbers]
 
+    def ensure(self, table: str, number: int) -> Partition:
+        """This partition, made if it is new, even past the limits: it exists elsewhere."""
+        return self.find(table, number) or self._add(table, number)
+
     def _add(self, table: str, number: int) -> Partition:
         partition = Partition(table, number)
         self.tables.setdefault(table, {})[number] = partition
@@ -155,13 +159,13 @@ class Partitions:
         ):
             for key, value in store.items(name):
                 table, number = keys.parse_partition(key, name)
-                partition = self.find(table, number) or self._add(table, number)
+                partition = self.ensure(table, number)
                 setattr(partition, attribute, WATERMARK.unpack(value)[0])
         for partition in self:
             partition.last = max(partition.flushed, partition.cleaned)
             partition.first = partition.last + 1
         for table, number in _stored_partitions(store):
-            _load_partition(store, self.find(table, number) or self._add(table, number))
+            _load_partition(store, self.ensure(table, number))
 
 
 class TooManyError(RejectedError):

@@ -21,7 +21,6 @@ from rocksdict import (
     Options,
     Rdict,
     RdictIter,
-    Snapshot,
     WriteBatch,
     WriteOptions,
 )
@@ -122,8 +121,8 @@ class Store:
         return self._db.iter()
 
     def view(self) -> View:
-        """The default family as it is now, for reads that take several cursors."""
-        return View(self._db.snapshot())
+        """The default family as it is now, for several reads one after another."""
+        return View(self._db.iter())
 
     def items(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Everything under a prefix, in key order."""
@@ -245,17 +244,21 @@ class Store:
 
 
 class View:
-    """A moment of the default family; what is written or deleted later does not show."""
+    """A moment of the default family; what is written or deleted later does not show.
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
+    It is one cursor, because cursors of rocksdict's own snapshots show the present. So a
+    view is read in one place at a time: a new read moves the cursor of the one before.
+    """
+
+    def __init__(self, cursor: Cursor) -> None:
+        self._cursor = cursor
 
     def iterator(self) -> Cursor:
-        return self._snapshot.iter()
+        return self._cursor
 
     def items(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Everything under a prefix, in key order."""
-        return _items(self.iterator(), prefix)
+        return _items(self._cursor, prefix)
 
 
 class Batch:

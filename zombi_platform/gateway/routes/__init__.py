@@ -4,6 +4,7 @@ and decide nothing else."""
 from __future__ import annotations
 
 from zombi_platform.gateway.routes.consumers import consumer_routes
+from zombi_platform.gateway.routes.flush import flush_routes
 from zombi_platform.gateway.routes.iceberg import iceberg_routes
 from zombi_platform.gateway.routes.operations import operation_routes
 from zombi_platform.gateway.routes.pipeline import pipeline_routes
@@ -14,6 +15,7 @@ from zombi_platform.gateway.routes.writes import write_routes
 
 __all__ = [
     "consumer_routes",
+    "flush_routes",
     "iceberg_routes",
     "operation_routes",
     "pipeline_routes",

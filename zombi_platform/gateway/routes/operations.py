@@ -30,9 +30,22 @@ class Backpressure(BaseModel):
     max_inflight_bytes: int
 
 
+class LakeReadiness(BaseModel):
+    status: Literal["ok", "error", "unknown"]
+    error: str | None = None
+
+
+class PipelineReadiness(BaseModel):
+    status: Literal["ok", "warning"]
+    last_call_secs: float = Field(description="Since a worker last called, or the start.")
+    error: str | None = None
+
+
 class Readiness(BaseModel):
     status: Literal["ready", "not_ready"]
     hot_storage: StorageHealth
+    cold_storage: LakeReadiness = Field(description="The lake, as it last answered.")
+    pipeline: PipelineReadiness
     backpressure: Backpressure
 
 
@@ -80,14 +93,17 @@ def operation_routes(state: GatewayState) -> APIRouter:
     )
     async def ready(response: Response) -> Readiness:
         failure = state.hot.failure
-        if failure is not None:
+        refused = failure is not None or state.confirmation.problem is not None
+        if refused:
             response.status_code = 503
         return Readiness(
-            status="ready" if failure is None else "not_ready",
+            status="not_ready" if refused else "ready",
             hot_storage=StorageHealth(
                 status="ok" if failure is None else "error",
                 error=None if failure is None else str(failure),
             ),
+            cold_storage=_cold_storage(state),
+            pipeline=_pipeline(state),
             backpressure=_backpressure(state),
         )
 
@@ -117,6 +133,23 @@ def operation_routes(state: GatewayState) -> APIRouter:
         return Response(state.metrics.render(), media_type="text/plain; version=0.0.4")
 
     return router
+
+
+def _cold_storage(state: GatewayState) -> LakeReadiness:
+    health, problem = state.pipeline.lake.health, state.confirmation.problem
+    if problem is not None:
+        return LakeReadiness(status="error", error=problem)
+    return LakeReadiness(status=health.status, error=health.error)
+
+
+def _pipeline(state: GatewayState) -> PipelineReadiness:
+    silent = state.pipeline.silent_secs
+    late = silent >= state.settings.pipeline_silence_secs
+    return PipelineReadiness(
+        status="warning" if late else "ok",
+        last_call_secs=round(silent, 3),
+        error=f"no pipeline has called for {silent:.0f} s: events stay hot" if late else None,
+    )
 
 
 def _backpressure(state: GatewayState) -> Backpressure:

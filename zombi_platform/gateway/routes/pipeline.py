@@ -27,7 +27,7 @@ from zombi_platform.gateway.routes.reads import ARROW_TYPE, OpenResponse
 from zombi_platform.gateway.state import GatewayState
 from zombi_platform.hot.buffer import Reading
 from zombi_platform.hot.notes import Failure, Registration
-from zombi_platform.progress import Progress
+from zombi_platform.progress import Cleaned, Committed, Progress
 
 BODY_BYTES_MAX: Final = 64 * 2**20
 PATHS_MAX: Final = 100_000
@@ -35,7 +35,7 @@ EPOCH_HEADER: Final = "X-Zombi-Epoch"
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Text = Annotated[str, Meta(max_length=16_384)]
-FilePath = Annotated[str, Meta(min_length=1, max_length=4096)]
+FilePath = Annotated[str, Meta(min_length=1, max_length=2048)]
 Epoch = Annotated[int, Meta(ge=1, le=SEQUENCE_MAX)]
 CutId = Annotated[int, Path(ge=1, le=SEQUENCE_MAX, description="Number of a cut.")]
 SplitNumber = Annotated[int, Path(ge=0, le=2**31 - 1, description="Number of a split of the cut.")]
@@ -53,6 +53,10 @@ class Intent(msgspec.Struct):
 
 class StagedSplit(msgspec.Struct):
     files: Annotated[list[StagedFile], Meta(max_length=PATHS_MAX)]
+
+
+class CommittedCuts(msgspec.Struct):
+    cuts: Annotated[list[Epoch], Meta(min_length=1, max_length=PATHS_MAX)]
 
 
 class ReportFailure(msgspec.Struct):
@@ -138,6 +142,7 @@ def pipeline_routes(state: GatewayState) -> APIRouter:
     _add_lease(router, state)
     _add_cuts(router, state)
     _add_splits(router, state)
+    _add_commit(router, state)
     _add_reports(router, state)
     return router
 
@@ -296,6 +301,37 @@ def _add_splits(router: APIRouter, state: GatewayState) -> None:
         body = await decode_body(request, state, StagedSplit, BODY_BYTES_MAX)
         reported = await pipeline.cuts.report(table, epoch, cut, split, body.files)
         return to_json(reported)
+
+
+def _add_commit(router: APIRouter, state: GatewayState) -> None:
+    pipeline = state.pipeline
+
+    @router.post(
+        "/{table}/commit",
+        summary="Report that cuts are committed",
+        description="The gateway looks into the catalog itself: 409 `NOT_IN_LAKE`, or what "
+        "else is wrong, when it does not find them there.",
+        response_class=Response,
+        responses={200: {"model": Committed}, **errors(*REFUSALS)},
+        openapi_extra={**SIGNED_IN, **EPOCH, **json_body(CommittedCuts)},
+    )
+    async def report_commit(request: Request, table: TableName) -> Response:
+        worker(request, state, table)
+        epoch = epoch_of(request)
+        body = await decode_body(request, state, CommittedCuts, BODY_BYTES_MAX)
+        return to_json(await pipeline.commit(table, epoch, body.cuts))
+
+    @router.post(
+        "/{table}/clean",
+        summary="Delete hot events that are committed and past their retention",
+        description="The gateway looks into the catalog again before it deletes.",
+        response_class=Response,
+        responses={200: {"model": Cleaned}, **errors(*REFUSALS)},
+        openapi_extra={**SIGNED_IN, **EPOCH},
+    )
+    async def clean(request: Request, table: TableName) -> Response:
+        worker(request, state, table)
+        return to_json(await pipeline.clean(table, epoch_of(request)))
 
 
 def _add_reports(router: APIRouter, state: GatewayState) -> None:

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from zombi_platform.errors import InvalidRequestError, NotAcceptableError
 from zombi_platform.events import COLUMNS, SEQUENCE_MAX, TIMESTAMP_MS_MAX, check_table
 from zombi_platform.gateway.decoding import ARROW
+from zombi_platform.gateway.lake_view import Seen
 from zombi_platform.gateway.openapi import READING, SIGNED_IN, errors
 from zombi_platform.gateway.reads import (
     ARROW_LIMIT_MAX,
@@ -29,6 +30,7 @@ from zombi_platform.gateway.requests import caller
 from zombi_platform.gateway.routes.parameters import PartitionNumber, TableName
 from zombi_platform.gateway.state import GatewayState
 from zombi_platform.hot.buffer import Reading
+from zombi_platform.progress import FailureReport
 
 ARROW_TYPE: Final = ARROW.decode()
 HAS_MORE: Final = "X-Zombi-Has-More"
@@ -54,9 +56,24 @@ class PartitionWatermarks(BaseModel):
     cleanup_watermark: int = Field(description="Every sequence up to here is deleted here.")
 
 
+class LakeWatermarks(BaseModel):
+    snapshot_id: int | None
+    metadata_location: str
+    watermarks: dict[str, int] = Field(description="By partition number.")
+
+
 class TableWatermarks(BaseModel):
     table: str
     partitions: dict[str, PartitionWatermarks] = Field(description="By partition number.")
+    lake: LakeWatermarks | None = Field(
+        default=None, description="What the catalog says; none if it does not have the table."
+    )
+    lake_error: str | None = Field(
+        default=None, description="Why the catalog could not be asked; `lake` is older then."
+    )
+    failure: FailureReport | None = Field(
+        default=None, description="What stopped the last run of the pipeline."
+    )
 
 
 class Record(BaseModel):
@@ -116,7 +133,15 @@ def read_routes(state: GatewayState) -> APIRouter:
         caller(request, state).require("read", check_table(table))
         marks = state.hot.watermarks(table).items()
         found = {str(number): PartitionWatermarks(**asdict(mark)) for number, mark in marks}
-        return TableWatermarks(table=table, partitions=found)
+        error = await state.pipeline.lake.look(table)
+        seen = state.pipeline.lake.seen.get(table)
+        return TableWatermarks(
+            table=table,
+            partitions=found,
+            lake=None if seen is None else _lake_watermarks(seen),
+            lake_error=error,
+            failure=state.pipeline.failure(table),
+        )
 
     @router.get(
         "/tables/{table}",
@@ -176,6 +201,13 @@ def read_routes(state: GatewayState) -> APIRouter:
         return OpenResponse(state, _slices(page.body), size, "application/json")
 
     return router
+
+
+def _lake_watermarks(seen: Seen) -> LakeWatermarks:
+    marks = {str(number): mark for number, mark in seen.watermarks.items()}
+    return LakeWatermarks(
+        snapshot_id=seen.snapshot_id, metadata_location=seen.metadata_location, watermarks=marks
+    )
 
 
 class OpenResponse(StreamingResponse):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Annotated, Final
 
 import msgspec
 from fastapi import APIRouter, Query, Request, Response
 from msgspec import Meta
 
+from zombi_platform.errors import InvalidRequestError
 from zombi_platform.gateway.openapi import MOVING, SIGNED_IN, errors, json_body
 from zombi_platform.gateway.requests import decode_body
 from zombi_platform.gateway.routes.parameters import TableName
@@ -60,13 +62,14 @@ def tombstone_routes(state: GatewayState) -> APIRouter:
         table: TableName,
         after: Annotated[
             str | None,
-            Query(max_length=8192, description="`next` of the page before."),
+            Query(description="`next` of the page before."),
         ] = None,
         limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 1000,
     ) -> Response:
         worker(request, state, table)
-        found = await graves.due(table, after, limit)
-        return to_json(Due(found.paths, found.prefixes, found.next))
+        found = await graves.due(table, None if after is None else _read_cursor(after), limit)
+        following = None if found.next is None else _write_cursor(found.next)
+        return to_json(Due(found.paths, found.prefixes, following))
 
     @router.post(
         "",
@@ -100,3 +103,15 @@ def tombstone_routes(state: GatewayState) -> APIRouter:
         return to_json(Done())
 
     return router
+
+
+def _write_cursor(place: str) -> str:
+    """A place as text that is short in a URL, whatever is in its path."""
+    return base64.urlsafe_b64encode(place.encode()).decode()
+
+
+def _read_cursor(text: str) -> str:
+    try:
+        return base64.b64decode(text, altchars=b"-_", validate=True).decode()
+    except ValueError as error:
+        raise InvalidRequestError(f"after {text[:40]!r} is not the `next` of a page") from error
