@@ -135,7 +135,8 @@ class Fault:
     matches: Match
     action: str
     """`refuse` closes unanswered; `500` answers so unforwarded; `drop` forwards, then closes
-    unanswered; `hang` neither forwards nor answers; `after` forwards, calls, then answers."""
+    unanswered; `hang` neither forwards nor answers; `after` forwards, calls, then answers;
+    `unconditional` forwards without its condition, as stores do that do not know any."""
     times: int = 1
     call: Callable[[], None] | None = None
 
@@ -203,6 +204,8 @@ class FaultyProxy:
         if action == "500":
             _answer(handler, 500, [], b"<Error><Code>InternalError</Code></Error>")
             return
+        if action == "unconditional":
+            del handler.headers["If-None-Match"]
         status, headers, content = self._forward(handler, body)
         if action == "drop":
             handler.close_connection = True

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 
 from tests.lake.staging import Tombstones, events, stage
@@ -176,22 +178,22 @@ def test_what_is_not_committed_is_not_verified(world: World) -> None:
 def test_old_snapshots_expire_and_their_files_go(world: World) -> None:
     lake = world.worker(snapshots_kept=3)
     tombstones = Tombstones()
-    cuts = [stage(lake.storage, "orders", n, Range(0, 2 * n - 1, 2 * n)) for n in range(1, 15)]
-    for cut in cuts[:7]:
+    cuts = [stage(lake.storage, "orders", n, Range(0, 2 * n - 1, 2 * n)) for n in range(1, 9)]
+    for cut in cuts[:4]:
         lake.commit("orders", [cut], before_write=tombstones)
-    theirs(lake).overwrite(events("orders", Range(0, 1, 14)))
-    for cut in cuts[7:]:
+    theirs(lake).overwrite(events("orders", Range(0, 1, 8)))
+    for cut in cuts[4:]:
         lake.commit("orders", [cut], before_write=tombstones)
     state = lake.require_state("orders")
     assert len(state.snapshot_ids) == 3
-    assert rows(lake) == numbers(Range(0, 1, 28))
+    assert rows(lake) == numbers(Range(0, 1, 16))
     found = lake.verify("orders", cuts).snapshots
-    assert [found[1], found[14]] == [None, state.snapshot_id]
+    assert [found[1], found[8]] == [None, state.snapshot_id]
     swept = lake.sweep("orders", tombstones.paths, tombstones.prefixes)
-    assert {file.path for cut in cuts[:7] for file in cut.files} <= set(swept.deleted)
+    assert {file.path for cut in cuts[:4] for file in cut.files} <= set(swept.deleted)
     # Hadoop's file system, below the REST catalog, leaves a checksum beside each file.
     assert [path for path in lake.strays("orders") if not path.endswith(".crc")] == []
-    assert rows(lake) == numbers(Range(0, 1, 28))
+    assert rows(lake) == numbers(Range(0, 1, 16))
 
 
 @pytest.mark.parametrize("world", RACING, indirect=True)
@@ -212,4 +214,8 @@ def test_commits_race_with_somebody_who_appends_all_the_time(world: World) -> No
 def _append_often(world: World, times: int) -> None:
     lake = world.worker()
     for n in range(times):
-        theirs(lake).append(events("orders", Range(7, n, n)))
+        while True:
+            # pyiceberg gives up after five tries, which a busy table may well take.
+            with suppress(CommitFailedException):
+                theirs(lake).append(events("orders", Range(7, n, n)))
+                break

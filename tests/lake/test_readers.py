@@ -22,7 +22,7 @@ from zombi_platform.lake.lake import Lake
 from zombi_platform.lake.schema import SORT_ORDER_ID
 from zombi_platform.settings import Settings
 
-FLUSHES = 35
+FLUSHES = 24
 
 
 @pytest.fixture(

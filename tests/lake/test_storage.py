@@ -147,13 +147,26 @@ def test_a_missing_bucket_is_told_from_everything_else(
 ) -> None:
     storage = s3(moto.endpoint, "no-such-bucket")
     with pytest.raises(LakeRefusedError, match="there is no bucket 'no-such-bucket'") as raised:
-        storage.check()
+        storage.check(exclusive=True)
     assert raised.value.code == "BUCKET_MISSING"
     with pytest.raises(LakeRefusedError, match="no-such-bucket"):
         list(storage.files(f"{storage.warehouse}/"))
     with pytest.raises(LakeRefusedError) as raised, storage.output(f"{storage.warehouse}/x") as s:
         s.write(b"x")
     assert raised.value.code == "BUCKET_MISSING"
+
+
+def test_a_store_that_ignores_conditions_is_found_out(
+    proxy: FaultyProxy, moto: ObjectServer, credentials: None
+) -> None:
+    storage = s3(proxy.endpoint, moto.bucket())
+    storage.check(exclusive=True)
+    proxy.inject(Fault(lambda method, _: method == "PUT", "unconditional", times=100))
+    with pytest.raises(LakeRefusedError, match="If-None-Match") as raised:
+        storage.check(exclusive=True)
+    assert raised.value.code == "STORE_UNSAFE"
+    storage.check(exclusive=False)
+    assert list(storage.files(f"{storage.warehouse}/")) == []
 
 
 @pytest.mark.integration
@@ -172,7 +185,7 @@ def test_wrong_credentials_say_which(
     monkeypatch.setenv(variable, "wrong")
     storage = s3(versitygw.endpoint, bucket)
     with pytest.raises(LakeRefusedError, match=names) as raised:
-        storage.check()
+        storage.check(exclusive=True)
     assert raised.value.code == "CREDENTIALS_WRONG"
     with pytest.raises(LakeRefusedError) as raised, storage.output(f"{storage.warehouse}/x") as s:
         s.write(b"x")
@@ -188,7 +201,7 @@ def test_missing_credentials_are_asked_for(
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
     with pytest.raises(LakeRefusedError, match="set AWS_ACCESS_KEY_ID") as raised:
-        s3(moto.endpoint, "anything").check()
+        s3(moto.endpoint, "anything").check(exclusive=True)
     assert raised.value.code == "CREDENTIALS_MISSING"
 
 

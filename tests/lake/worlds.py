@@ -15,15 +15,14 @@ from zombi_platform.settings import Settings
 
 RACING = [
     "filesystem-disk",
-    "filesystem-moto",
     "sql",
     pytest.param("filesystem-versitygw", marks=pytest.mark.integration),
     pytest.param("rest", marks=pytest.mark.integration),
 ]
-"""Catalogs that can be raced here. moto's Glue ignores the version that a commit names, so
-there the winner of a race overwrites the loser."""
+"""Catalogs that can be raced here. moto looks whether a key exists and then stores it, with
+other requests in between, and its Glue ignores the version that a commit names."""
 
-EVERYWHERE = [*RACING, pytest.param("glue", marks=pytest.mark.integration)]
+EVERYWHERE = ["filesystem-moto", *RACING, pytest.param("glue", marks=pytest.mark.integration)]
 
 
 @dataclass(frozen=True)

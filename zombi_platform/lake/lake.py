@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import (
@@ -183,7 +183,8 @@ class Lake:
     def check(self) -> list[str]:
         """What would keep events from reaching the lake, in words; empty if all is well."""
         problems = []
-        for probe in (self.storage.check, self.tables):
+        exclusive = self._settings.catalog == "filesystem"
+        for probe in (partial(self.storage.check, exclusive=exclusive), self.tables):
             try:
                 probe()
             except ZombiError as error:

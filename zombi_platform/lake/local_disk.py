@@ -130,7 +130,8 @@ class LocalDisk:
         except OSError as error:
             raise _translated(error, location) from error
 
-    def check(self) -> None:
+    def check(self, *, exclusive: bool) -> None:
+        # A disk that can link at all links exclusively.
         probe = f"{self._warehouse}/.zombi-check-{secrets.token_hex(8)}"
         self.create(probe, b"")
         self.delete([probe])

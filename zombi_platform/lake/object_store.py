@@ -215,10 +215,23 @@ class ObjectStore:
         except OSError as error:
             raise self._translated_arrow(error, location) from error
 
-    def check(self) -> None:
+    def check(self, *, exclusive: bool) -> None:
         probe = f"{self._storage.warehouse}/.zombi-check-{time.time_ns():x}"
-        self.create(probe, b"")
-        self.delete([probe])
+        self.create(probe, b"first")
+        try:
+            if not exclusive:
+                return
+            self.create(probe, b"second")
+        except FileExistsError:
+            return
+        finally:
+            self.delete([probe])
+        raise LakeRefusedError(
+            f"{self._endpoint} ignores `If-None-Match: *`: it replaces a file that must not be "
+            "replaced, so two commits could overwrite each other. Use a store that honours it, or "
+            "a catalog other than `filesystem` (ZOMBI_CATALOG)",
+            code="STORE_UNSAFE",
+        )
 
     def _pages(self, location: str, **request: Any) -> Iterator[dict[str, Any]]:
         while True:

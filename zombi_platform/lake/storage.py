@@ -50,7 +50,7 @@ class Backend(Protocol):
     def filesystem(self) -> fs.FileSystem: ...
     def output(self, location: str) -> Any: ...
     def errors(self, location: str) -> Any: ...
-    def check(self) -> None: ...
+    def check(self, *, exclusive: bool) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +147,9 @@ class Storage:
         with _backend(self).errors(location):
             yield
 
-    def check(self) -> None:
-        """Raise if the warehouse cannot be listed and written."""
-        _backend(self).check()
+    def check(self, *, exclusive: bool) -> None:
+        """Raise if the warehouse cannot be written, or if `create` is not exclusive there."""
+        _backend(self).check(exclusive=exclusive)
 
 
 @lru_cache(maxsize=16)
