@@ -164,6 +164,10 @@ def test_a_dropped_table_stops_everything(world: World, made_again: bool) -> Non
     assert raised.value.code == "TABLE_DROPPED"
     with pytest.raises(LakeConflictError):
         lake.verify("orders", cuts[:1])
+    if not made_again:
+        with pytest.raises(LakeConflictError, match="no proof"):
+            lake.sweep("orders", [cuts[0].files[0].path])
+    assert lake.storage.exists(cuts[0].files[0].path)
 
 
 def test_what_is_not_committed_is_not_verified(world: World) -> None:

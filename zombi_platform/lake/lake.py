@@ -43,7 +43,10 @@ from zombi_platform.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What a sweep did: files deleted, and files that are in use and stay."""
+    """What a sweep did: files deleted, and files in use, which stay.
+
+    The tombstones of both can go: a commit that orphans a file puts another first.
+    """
 
     deleted: tuple[str, ...]
     kept: tuple[str, ...]
@@ -158,8 +161,11 @@ class Lake:
             return Swept((), ())
         found = self.load(table)
         if found is None:
-            # A catalog that has lost the table is no witness that its files are not needed.
-            return Swept((), tuple(sorted(candidates)))
+            raise LakeConflictError(
+                f"table {table!r} is not in the catalog, which is no proof that its "
+                f"{len(candidates)} files with tombstones are not needed: put it back",
+                code="TABLE_DROPPED",
+            )
         with self._errors():
             doomed = unreferenced(self.storage, found[0], candidates)
         self.storage.delete(sorted(doomed))
