@@ -24,14 +24,13 @@ def spark(place: Place, signed_in: bool) -> str:
         f"{catalog}.type": "rest",
         f"{catalog}.uri": place.url,
         f"{catalog}.warehouse": place.warehouse,
+        f"{catalog}.cache-enabled": "false",
     }
-    notes = ["Spark 4.1, Iceberg 1.12"]
-    if place.warehouse == "live":
-        conf[f"{catalog}.cache-enabled"] = "false"
-        notes.append(
-            "cache-enabled=false: Spark would keep the first view of a table it loads, and not "
-            "see what was acked after it"
-        )
+    notes = [
+        "Spark 4.1, Iceberg 1.12",
+        "cache-enabled=false: Spark would keep a table as it first loaded it, and not see what "
+        "came after",
+    ]
     if signed_in:
         conf[f"{catalog}.token"] = f'"{TOKEN}"'
     if place.storage:

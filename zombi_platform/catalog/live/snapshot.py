@@ -139,7 +139,11 @@ def manifests_of(
 
 
 def metadata_of(
-    base: Base, blocks: Sequence[DataFile], snapshot_id: int, manifest_list: str | None
+    base: Base,
+    blocks: Sequence[DataFile],
+    snapshot_id: int,
+    manifest_list: str | None,
+    directory: str,
 ) -> Mapping[str, Any]:
     """The metadata of the live table, ready to be printed."""
     now_ms = time.time_ns() // 1_000_000 - BACK_MS
@@ -158,6 +162,7 @@ def metadata_of(
     return {
         **base.sections,
         "partition-specs": _with_spec(base),
+        "properties": _properties(base, directory),
         "last-sequence-number": number,
         "last-updated-ms": now_ms,
         "current-snapshot-id": snapshot_id,
@@ -168,6 +173,14 @@ def metadata_of(
         "statistics": [],
         "partition-statistics": [],
     }
+
+
+def _properties(base: Base, directory: str) -> dict[str, str]:
+    """Those of the table. Writers are refused, but only after they have written their files:
+    these go where files nobody refers to are deleted."""
+    properties: dict[str, str] = _decode(base.sections, "properties", dict[str, str] | None) or {}
+    refused = f"{directory}/refused"
+    return properties | {"write.data.path": refused, "write.metadata.path": refused}
 
 
 def _summary(base: Base, blocks: Sequence[DataFile]) -> dict[str, str]:

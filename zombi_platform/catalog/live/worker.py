@@ -67,7 +67,7 @@ class Worker:
         stem = f"{request.directory}/{request.snapshot_id}"
         files = manifests_of(base, blocks, request.snapshot_id, stem)
         listed = list(files)[-1] if files else None
-        content = join(metadata_of(base, blocks, request.snapshot_id, listed))
+        content = join(metadata_of(base, blocks, request.snapshot_id, listed, request.directory))
         location = f"{stem}.metadata.json"
         files[location] = content
         for place, data in files.items():
