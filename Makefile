@@ -7,7 +7,8 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --for
 VERSITYGW := $(or $(GOPATH),$(HOME)/go)/bin/versitygw
 
 .DEFAULT_GOAL := venv
-.PHONY: venv up test test-integration lint format memory bench lock clean help
+.PHONY: venv up test test-integration lint format memory bench bench-gateway bench-pipeline \
+	lock clean help
 
 venv: $(STAMP) ## make or refresh .venv from the lock
 
@@ -33,9 +34,14 @@ format: $(STAMP) ## rewrite the code in the house format
 memory: $(STAMP) ## measure the gateway's memory through 20 million events; options: ARGS="--help"
 	$(BIN)/python -m bench.memory $(ARGS)
 
-bench: $(STAMP) ## measure the gateway; options: make bench ARGS="--help"
+bench: bench-gateway bench-pipeline ## measure what an event costs, from the request to Iceberg
+
+bench-gateway: $(STAMP) ## measure the gateway; options: ARGS="--help"
 	@command -v wrk >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get install -y -qq wrk; } || true
 	$(BIN)/python -m bench.run $(ARGS)
+
+bench-pipeline: $(STAMP) ## measure the way from hot to Iceberg; options: ARGS="--help"
+	$(BIN)/python -m bench.pipeline $(ARGS)
 
 lock: $(BIN)/uv ## resolve the locks again; newest versions: make lock ARGS=--upgrade
 	$(COMPILE) $(ARGS) pyproject.toml --group dev -o requirements-dev.lock

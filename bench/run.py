@@ -1,4 +1,4 @@
-"""`make bench`: every workload in every durability mode, beside the floor and the targets.
+"""`make bench-gateway`: every workload in every durability mode, beside the floor and the targets.
 
 Each measurement starts a fresh server with an empty data directory, warms it up, puts the load on
 and reads its CPU time when background work has settled. The floor of a workload is measured right

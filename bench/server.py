@@ -116,6 +116,7 @@ def running(
 
 def create_token(tokens: Path) -> str:
     command = [str(ZOMBI), "token", "create", "bench", "--role", "produce", "--role", "read"]
+    command += ["--role", "pipeline"]
     done = subprocess.run(
         [*command, "--file", str(tokens)], env=environment({}), capture_output=True, text=True
     )

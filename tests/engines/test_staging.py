@@ -56,7 +56,7 @@ def test_a_split_of_many_hours_is_announced_in_portions(tmp_path: Path) -> None:
     ):
         worker.send(0, [hour * HOUR_MS for hour in hours])
         cut, job = worker.open()
-        result = stage_split(dataclasses.replace(job, url=proxy.endpoint), cut.splits[0])
+        result = stage_split(dataclasses.replace(job, url=proxy.endpoint, uploads=4), cut.splits[0])
         assert sorted(file.hour for file in result.files) == list(hours)
         assert worker.files_on_disk() == {file.path for file in worker.cut().files}
     assert [path for _, path in proxy.requests if path.endswith("/intent")][1:]

@@ -28,13 +28,12 @@ class StagingJob:
     """Of the lease under which the cut is staged; a worker with an old one is refused."""
     storage: Storage
     uploads: int = 1
-    """Files of one split written at once."""
+    """Files of one split written at once, where writing is mostly waiting."""
 
     @classmethod
     def of(cls, settings: Settings, storage: Storage, cut: Cut, epoch: int) -> StagingJob:
         """The job for a cut under the lease with this epoch."""
-        # Uploads wait for the network; a local disk is as busy with one file as with four.
-        uploads = settings.max_concurrent_s3_uploads if storage.is_s3 else 1
+        uploads = settings.max_concurrent_s3_uploads
         return cls(settings.url, settings.token, cut.table, cut.id, epoch, storage, uploads)
 
 

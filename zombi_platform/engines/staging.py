@@ -27,6 +27,8 @@ from zombi_platform.failpoints import failpoint
 
 INTENT_PATHS_MAX: Final = 500
 """Paths of one announcement; a split of wild timestamps has many thousand files."""
+SMALL_FILES_MIN: Final = 32
+"""A split of that many files has small ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,10 @@ def _directory(job: StagingJob, hour: HourRows) -> str:
 
 
 def _write_all(job: StagingJob, split: Split, planned: Sequence[_Planned]) -> list[StagedFile]:
-    pool = ThreadPoolExecutor(job.uploads, thread_name_prefix="upload")
+    # Uploads wait for the network and small files for the disk; large files on a disk wait
+    # for nothing, and writing them side by side would only take more memory.
+    waiting = job.storage.is_s3 or len(planned) >= SMALL_FILES_MIN
+    pool = ThreadPoolExecutor(job.uploads if waiting else 1, thread_name_prefix="upload")
     try:
         return list(pool.map(lambda one: _write(job, split, one), planned))
     finally:
