@@ -13,11 +13,13 @@ from zombi_platform import __version__
 from zombi_platform.cli import (
     connect,
     doctor,
+    flush,
     gateway,
     query,
     send,
     settings,
     spark,
+    status,
     tables,
     tail,
     tokens,
@@ -34,6 +36,8 @@ app.command("tail")(tail.tail)
 app.command("tables")(tables.tables)
 app.command("query")(query.query)
 app.command("connect")(connect.connect)
+app.command("flush")(flush.flush)
+app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)
 app.command("settings")(settings.show)
 app.add_typer(tokens.app, name="token")
