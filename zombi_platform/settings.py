@@ -184,6 +184,9 @@ class Settings:
     dagster_port: int = setting(
         3000, "Port of the Dagster UI, on loopback; 0 picks a free one.", low=0, high=65535
     )
+    dagster_runs_kept: int = setting(
+        2000, "Finished Dagster runs that are kept; older ones are deleted.", low=10
+    )
 
     # Lake
     warehouse: str | None = setting(

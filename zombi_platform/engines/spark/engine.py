@@ -34,10 +34,7 @@ class SparkEngine:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> SparkEngine:
-        if settings.spark_remote is not None:
-            return cls(Connection(settings.spark_remote, ship_code=True))
-        # The server of this machine runs this installation's Python, code and all.
-        return cls(Connection(f"sc://127.0.0.1:{settings.spark_port}", ship_code=False))
+        return cls(Connection.from_settings(settings))
 
     def ready(self) -> None:
         self._connection.session()

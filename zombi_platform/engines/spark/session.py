@@ -26,6 +26,7 @@ from pyspark.sql.connect.session import SparkSession
 
 import zombi_platform
 from zombi_platform.errors import EngineUnavailableError, SettingsError
+from zombi_platform.settings import Settings
 
 PORT_DEFAULT: Final = 15002
 PROBE_SECS: Final = 2.0
@@ -41,8 +42,15 @@ class Connection:
     def __init__(self, remote: str, *, ship_code: bool) -> None:
         self.remote = remote
         self._host, self._port = _address(remote)
-        self._ship_code = ship_code
+        self.ship_code = ship_code
         self._session: SparkSession | None = None
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Connection:
+        if settings.spark_remote is not None:
+            return cls(settings.spark_remote, ship_code=True)
+        # The server of this machine runs this installation's Python, code and all.
+        return cls(f"sc://127.0.0.1:{settings.spark_port}", ship_code=False)
 
     def probe(self) -> None:
         """Raise, within a moment, if nothing listens there."""
@@ -64,7 +72,7 @@ class Connection:
             shared = self._open(uuid.UUID(bytes=hashlib.sha256(package).digest()[:16], version=4))
             # A server forgets sessions that were idle for long, and never lets their ids back.
             self._session = shared if _is_alive(shared) else self._open(uuid.uuid4())
-            if self._ship_code:
+            if self.ship_code:
                 _ship(self._session, package)
             return self._session
 

@@ -1,0 +1,1 @@
+"""The pipeline as Dagster sees it: partitions, resources, assets, checks, sensors, schedules."""
