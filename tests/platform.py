@@ -17,12 +17,14 @@ from tests.gateway import ZOMBI
 POLL = threading.Event()
 
 
-def wait_until(condition: Callable[[], object], what: str, secs: float = 90) -> None:
+def wait_until(
+    condition: Callable[[], object], what: str, secs: float = 150, every_secs: float = 0.1
+) -> None:
     """Wait for a condition; `secs` bounds a hang, it is not a measurement."""
     deadline = time.monotonic() + secs
     while not condition():
         assert time.monotonic() < deadline, f"still not: {what}"
-        POLL.wait(0.05)
+        POLL.wait(every_secs)
 
 
 class Platform:

@@ -23,7 +23,7 @@ from zombi_platform.supervisor.supervision import Patience, Supervisor
 def refused(home: Path, **settings: str) -> str:
     """What a `zombi up` that does not start says."""
     with pytest.raises(AssertionError) as caught:
-        Platform(home, "--no-dagster", **settings)
+        Platform(home, "--no-dagster", "--engine=arrow", **settings)
     return str(caught.value)
 
 
@@ -35,7 +35,7 @@ def alive(url: str) -> bool:
 
 
 def test_one_interrupt_stops_everything(tmp_path: Path) -> None:
-    with up(tmp_path / "home", "--no-dagster") as platform:
+    with up(tmp_path / "home", "--no-dagster", "--engine=arrow") as platform:
         assert alive(platform.services["gateway"])
         assert "takes events" in platform.log.read_text()
         assert platform.stop() == 0
@@ -44,7 +44,7 @@ def test_one_interrupt_stops_everything(tmp_path: Path) -> None:
 
 
 def test_a_second_one_says_what_is_running(tmp_path: Path) -> None:
-    with up(tmp_path / "home", "--no-dagster") as platform:
+    with up(tmp_path / "home", "--no-dagster", "--engine=arrow") as platform:
         second = subprocess.run(
             [ZOMBI, "up"],
             env={**os.environ, "ZOMBI_DATA_DIR": str(tmp_path / "home")},
@@ -69,7 +69,7 @@ def test_a_service_that_cannot_start_is_quoted(tmp_path: Path) -> None:
 
 
 def test_a_killed_gateway_comes_back_at_the_same_address(tmp_path: Path) -> None:
-    with up(tmp_path / "home", "--no-dagster") as platform:
+    with up(tmp_path / "home", "--no-dagster", "--engine=arrow") as platform:
         url = platform.services["gateway"]
         first = platform.pid("zombi gateway")
         os.kill(first, signal.SIGKILL)
@@ -80,10 +80,10 @@ def test_a_killed_gateway_comes_back_at_the_same_address(tmp_path: Path) -> None
 
 
 def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
-    with up(tmp_path / "home", "--no-dagster") as platform:
+    with up(tmp_path / "home", "--no-dagster", "--engine=arrow") as platform:
         platform.kill()
         wait_until(lambda: not platform.processes(), "all processes gone")
-    with up(tmp_path / "home", "--no-dagster") as again:
+    with up(tmp_path / "home", "--no-dagster", "--engine=arrow") as again:
         assert alive(again.services["gateway"])
 
 

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import os
 import socket
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 from rich.console import Console
@@ -14,9 +14,10 @@ from rich.table import Table
 
 from zombi_platform.errors import StartupError
 from zombi_platform.settings import Settings, remarks
-from zombi_platform.supervisor.running import HomeLock
-from zombi_platform.supervisor.services import LOOPBACK, Plan, make_plan
-from zombi_platform.supervisor.supervision import Supervisor
+
+if TYPE_CHECKING:
+    from zombi_platform.supervisor.running import HomeLock
+    from zombi_platform.supervisor.services import Plan
 
 
 def up(
@@ -26,6 +27,10 @@ def up(
     dagster: bool = typer.Option(True, "--dagster/--no-dagster", help="Run the pipeline too."),
 ) -> None:
     """Run gateway, Spark and Dagster until Ctrl-C; configured by ZOMBI_ variables."""
+    # Here and not above: other commands start without what only this one needs.
+    from zombi_platform.supervisor.running import HomeLock
+    from zombi_platform.supervisor.services import make_plan
+
     settings = Settings.from_env(os.environ)
     if engine is not None:
         settings = dataclasses.replace(settings, engine=engine)
@@ -35,14 +40,15 @@ def up(
     try:
         settings = _claim_ports(settings, dagster)
         plan = make_plan(settings, os.environ, dagster=dagster)
-        for remark in plan.remarks:
-            _say(remark)
+        _say(plan.remark)
         asyncio.run(_supervise(plan, lock))
     finally:
         lock.close()
 
 
 async def _supervise(plan: Plan, lock: HomeLock) -> None:
+    from zombi_platform.supervisor.supervision import Supervisor
+
     def started() -> None:
         lock.tell({service.name: service.address for service in plan.services})
         Console().print(_overview(plan))
@@ -61,7 +67,11 @@ def _overview(plan: Plan) -> Table:
 
 def _claim_ports(settings: Settings, dagster: bool) -> Settings:
     """The settings with free ports where 0 was asked for; taken ones are named."""
+    from zombi_platform.supervisor.services import LOOPBACK, needs_spark_server
+
     wanted = {"port": settings.host}
+    if needs_spark_server(settings):
+        wanted["spark_port"] = LOOPBACK
     if dagster:
         wanted["dagster_port"] = LOOPBACK
     chosen: dict[str, Any] = {}

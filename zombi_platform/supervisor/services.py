@@ -13,10 +13,11 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from zombi_platform.engines import choose_engine
 from zombi_platform.errors import SettingsError
 from zombi_platform.settings import Settings
 from zombi_platform.supervisor import probes
@@ -24,6 +25,11 @@ from zombi_platform.supervisor import probes
 LOOPBACK: Final = "127.0.0.1"
 LOCATION: Final = "zombi"
 """Dagster keeps the state of sensors under this name; workspace.yaml says the same."""
+
+SPARK_READY_SECS: Final = 600.0
+"""The first start downloads Spark's packages."""
+
+SPARK_STOP_SECS: Final = 25.0
 
 _SOCKET_PATH_MAX: Final = 100
 """The kernel takes no longer address of a Unix socket (sun_path)."""
@@ -47,14 +53,17 @@ class Service:
 class Plan:
     services: tuple[Service, ...]
     home: Path
-    remarks: tuple[str, ...] = field(default=())
+    remark: str = ""
 
 
 def make_plan(settings: Settings, environ: Mapping[str, str], *, dagster: bool) -> Plan:
     """The services for these settings, in the order in which they start."""
     home = settings.data_dir.resolve()
-    shared = _environment(settings, environ, home)
+    engine, reason = choose_engine(settings)
+    shared = _environment(settings, environ, home) | {"ZOMBI_ENGINE": engine}
     services = [_gateway(settings, shared)]
+    if needs_spark_server(settings):
+        services.append(_spark(settings, shared))
     if dagster and settings.tokens_file is not None and settings.token is None:
         raise SettingsError(
             "ZOMBI_TOKENS_FILE is set, so the pipeline needs a token too: `zombi token create "
@@ -62,7 +71,11 @@ def make_plan(settings: Settings, environ: Mapping[str, str], *, dagster: bool) 
         )
     if dagster:
         services += _dagster(settings, shared, home / "dagster")
-    return Plan(tuple(services), home)
+    return Plan(tuple(services), home, f"the {engine} engine writes Parquet: {reason}")
+
+
+def needs_spark_server(settings: Settings) -> bool:
+    return choose_engine(settings)[0] == "spark" and settings.spark_remote is None
 
 
 def _environment(settings: Settings, environ: Mapping[str, str], home: Path) -> dict[str, str]:
@@ -95,6 +108,19 @@ def _gateway(settings: Settings, environ: Mapping[str, str]) -> Service:
         address=f"http://{host}:{settings.port}",
         purpose="takes events; API at /docs",
         stop_secs=settings.shutdown_grace_secs + 5.0,
+    )
+
+
+def _spark(settings: Settings, environ: Mapping[str, str]) -> Service:
+    return Service(
+        name="spark",
+        command=(_program("zombi"), "spark"),
+        environ=environ,
+        probe=probes.tcp(LOOPBACK, settings.spark_port),
+        address=f"sc://{LOOPBACK}:{settings.spark_port}",
+        purpose="writes Parquet",
+        stop_secs=SPARK_STOP_SECS,
+        ready_secs=SPARK_READY_SECS,
     )
 
 
@@ -139,7 +165,7 @@ def _dagster(settings: Settings, environ: Mapping[str, str], home: Path) -> list
         probe=probes.dagster_daemon(LOOPBACK, port),
         address="-",
         purpose="Dagster's sensors, schedules and run queue",
-        after=("web",),
+        after=("web", "spark"),
     )
     return [code, web, daemon]
 
