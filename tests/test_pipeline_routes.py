@@ -130,36 +130,38 @@ def test_a_worker_that_was_replaced_is_refused_at_every_step(
 
 
 FAILPOINTS = [
-    "cut.recorded",
-    "split.recorded",
+    "cut.recorded=kill",
+    "split.recorded=kill",
     "split.recorded=kill:2",
-    "commit.verified",
-    "commit.recorded",
-    "clean.verified",
-    "clean.deleted",
+    "commit.verified=kill",
+    "commit.recorded=kill",
+    "clean.verified=kill",
+    "clean.deleted=kill",
 ]
 
 
-@pytest.mark.parametrize("failpoint", FAILPOINTS)
-def test_a_gateway_killed_between_two_steps_goes_on_where_it_was(
-    tmp_path: Path, failpoint: str, employ: Employ
+def test_a_gateway_killed_between_any_two_steps_goes_on_where_it_was(
+    tmp_path: Path, employ: Employ
 ) -> None:
-    point = failpoint if "=" in failpoint else f"{failpoint}=kill"
     limits = {"flush_max_segment": "3", "lease_secs": "600"}
-    with running(tmp_path, failpoints=point, **limits) as gateway:
-        worker = employ(gateway, tmp_path)
-        worker.write(10)
-        with pytest.raises(GatewayUnreachableError):
-            worker.flush()
-        gateway.kill()
+    acked = 0
+    for failpoint in FAILPOINTS:
+        with running(tmp_path, failpoints=failpoint, **limits) as gateway:
+            worker = employ(gateway, tmp_path, name="the one")
+            # A commit that is found at the start may kill it before it takes a write.
+            with pytest.raises((GatewayUnreachableError, httpx.TransportError)):
+                worker.write(8)
+                acked += 4
+                worker.flush()
+            gateway.kill()
     with running(tmp_path, **limits) as gateway:
-        worker = employ(gateway, tmp_path, name=worker.name)
-        worker.write(4)
+        worker = employ(gateway, tmp_path, name="the one")
         worker.flush()
         [table] = worker.client.tables()
         assert (table.events, table.cuts) == (0, ())
-        assert rows(worker.lake) == [(p, n) for p in (0, 1) for n in range(1, 8)]
-        assert worker.client.cuts("orders") == []
+        last = table.watermarks[0].high
+        assert last >= acked >= 4 * (len(FAILPOINTS) - 1)
+        assert rows(worker.lake) == [(p, n) for p in (0, 1) for n in range(1, last + 1)]
 
 
 def test_a_commit_whose_report_was_lost_is_found_at_the_next_start(
@@ -271,6 +273,7 @@ def test_a_flush_request_is_durable_and_answers_when_everything_is_committed(
             target=lambda: answers.append(worker.client.request_flush("orders", 60))
         )
         asking.start()
+        until(lambda: worker.client.tables()[0].requested)
         worker.flush()
         asking.join()
         [answer] = answers
@@ -281,6 +284,15 @@ def test_a_flush_request_is_durable_and_answers_when_everything_is_committed(
         again = worker.client.request_flush("orders", 0)
         assert (again.status, again.events_flushed) == ("flushed", 0)
         assert not worker.client.tables()[0].requested
+        worker.write(10)
+        left = threading.Thread(
+            target=lambda: answers.append(worker.client.request_flush("orders", 600))
+        )
+        left.start()
+        until(lambda: worker.client.tables()[0].requested)
+        assert gateway.stop() == 0
+        left.join()
+        assert answers[-1].status == "in_progress"
 
 
 def _silent(client: PipelineClient) -> bool:

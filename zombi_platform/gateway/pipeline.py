@@ -54,6 +54,7 @@ class Pipeline:
         self.cuts = Cuts(hot, self.leases, self.tombstones, self.notes, settings.delete_grace_secs)
         self._called = time.monotonic()
         self._moved = asyncio.Condition()
+        self._stopping = False
 
     def called(self) -> None:
         """A worker, or what starts workers, has been heard of."""
@@ -142,6 +143,14 @@ class Pipeline:
 
     async def _record(self, table: str, epoch: int | None, verified: Verified) -> None:
         await self.cuts.commit(table, epoch, verified.snapshots)
+        await self._wake()
+
+    async def stop_waiting(self) -> None:
+        """The gateway stops: whoever waits for a flush is told how far it has come."""
+        self._stopping = True
+        await self._wake()
+
+    async def _wake(self) -> None:
         async with self._moved:
             self._moved.notify_all()
 
@@ -175,7 +184,9 @@ class Pipeline:
                 )
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_secs), self._moved:
-                    await self._moved.wait_for(lambda: self._flushed(table, wanted))
+                    await self._moved.wait_for(
+                        lambda: self._stopping or self._flushed(table, wanted)
+                    )
         now = self.hot.watermarks(table)
         return FlushAnswer(
             status="flushed" if self._flushed(table, wanted) else "in_progress",

@@ -93,7 +93,7 @@ async def _serve(settings: Settings) -> None:
 async def _serve_state(
     state: GatewayState, listener: socket.socket, stack: contextlib.AsyncExitStack
 ) -> None:
-    server = _Server(_config(state))
+    server = _Server(_config(state), state.pipeline)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
@@ -128,6 +128,14 @@ def _config(state: GatewayState) -> uvicorn.Config:
 
 class _Server(uvicorn.Server):
     """uvicorn without its signal handling, which ends the process by the signal."""
+
+    def __init__(self, config: uvicorn.Config, pipeline: Pipeline) -> None:
+        super().__init__(config)
+        self._pipeline = pipeline
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._pipeline.stop_waiting()
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

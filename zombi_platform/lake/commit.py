@@ -46,7 +46,6 @@ from zombi_platform.errors import (
     ZombiError,
 )
 from zombi_platform.failpoints import failpoint
-from zombi_platform.lake.data_files import read_data_files
 from zombi_platform.lake.manifests import ManifestPlan, plan_manifests, write_manifests
 from zombi_platform.lake.orphans import choose_expired, orphaned_by_expiry
 from zombi_platform.lake.state import (
@@ -92,6 +91,9 @@ class Commit:
 
 def commit(lake: Lake, table: str, cuts: Sequence[Cut], before_write: BeforeWrite) -> Commit:
     """Put the cuts into the table, or find that they are there."""
+    # Here and not above: it loads pandas, which the gateway, who only asks, does without.
+    from zombi_platform.lake.data_files import read_data_files
+
     _check_cuts(table, cuts)
     described: dict[str, DataFile] = {}
     for attempt in range(ATTEMPTS):
