@@ -31,7 +31,7 @@ from zombi_platform.gateway.event_pb2 import Event
 from zombi_platform.gateway.openapi import TAGS
 from zombi_platform.gateway.tokens import create_token
 
-EXAMPLES = 10
+EXAMPLES = 6
 GUESSES = [positive_data_acceptance, negative_data_rejection]
 """Checks that take the document for all there is to know: 5.0 is an integer to them, and any
 bytes are Arrow. What is taken and refused has tests of its own."""

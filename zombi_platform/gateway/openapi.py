@@ -153,6 +153,13 @@ _SCHEMES: Final[dict[str, Any]] = {
 }
 
 
+_CONNECTION_ERRORS: Final = {
+    "408": "The request did not arrive in time: `REQUEST_TIMEOUT`",
+    "431": "The head is too large: `HEADERS_TOO_LARGE`",
+    "503": "Too many connections: `SERVER_OVERLOADED`",
+}
+
+
 def describe(app: FastAPI) -> dict[str, Any]:
     """The document, made once."""
     if app.openapi_schema is None:
@@ -164,6 +171,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
             routes=app.routes,
         )
         _drop_unused_errors(document)
+        _add_connection_errors(document)
         document["components"]["securitySchemes"] = _SCHEMES
         app.openapi_schema = document
     return app.openapi_schema
@@ -176,3 +184,13 @@ def _drop_unused_errors(document: dict[str, Any]) -> None:
             operation["responses"].pop("422", None)
     for name in ("HTTPValidationError", "ValidationError"):
         document["components"]["schemas"].pop(name, None)
+
+
+def _add_connection_errors(document: dict[str, Any]) -> None:
+    """What the connection itself may answer, whatever the route."""
+    schema = {"$ref": "#/components/schemas/ErrorBody"}
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            for status, about in _CONNECTION_ERRORS.items():
+                answer = {"description": about, "content": {"application/json": {"schema": schema}}}
+                operation["responses"].setdefault(status, answer)

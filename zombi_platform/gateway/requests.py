@@ -37,12 +37,17 @@ async def read_body(request: Request, state: GatewayState, limit: int) -> bytes:
     try:
         async for part in request.stream():
             size += len(part)
+            if refusal is not None:
+                continue
+            refusal = _hold(state, len(part), size, limit)
             if refusal is None:
                 parts.append(part)
-                refusal = _hold(state, len(part), size, limit)
-                held += len(part) if refusal is None else 0
+                held += len(part)
             else:
+                # At once, not when the rest has come: others wait for the room.
                 parts.clear()
+                state.arriving.give_back(held)
+                held = 0
     finally:
         state.arriving.give_back(held)
     if refusal is not None:
