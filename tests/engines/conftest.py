@@ -13,8 +13,11 @@ from tests.spark import SparkServer
 from zombi_platform.engines import Engine
 from zombi_platform.engines.arrow import ArrowEngine
 
+# The first of Spark's tests also starts the server, which takes a while on a busy machine.
+ON_SPARK = [pytest.mark.integration, pytest.mark.timeout(400)]
 
-@pytest.fixture(params=["arrow", pytest.param("spark", marks=pytest.mark.integration)])
+
+@pytest.fixture(params=["arrow", pytest.param("spark", marks=ON_SPARK)])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     if request.param == "arrow":
         yield ArrowEngine(concurrency=2)

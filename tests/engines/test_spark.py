@@ -19,6 +19,9 @@ from zombi_platform.hot.store import Store
 from zombi_platform.hot.tombstones import count_due
 from zombi_platform.settings import Settings
 
+# Two starts of Spark in one test take a while on a busy machine.
+pytestmark = pytest.mark.timeout(400)
+
 
 def test_a_server_that_is_down_is_named_with_what_to_do() -> None:
     engine = SparkEngine(Connection(f"sc://127.0.0.1:{free_port()}", ship_code=False))
