@@ -47,6 +47,11 @@ class StagingProcess:
         self._storage = storage
         self._process: subprocess.Popen[bytes] | None = None
 
+    def warm_up(self) -> None:
+        """Start the process unless it runs, so that the first load need not wait for it."""
+        if self._process is None:
+            self._start()
+
     def stage(self, request: Stage, batches: Sequence[pa.RecordBatch]) -> None:
         reply, _ = self._call(request, batches)
         assert isinstance(reply, Done)
@@ -102,6 +107,7 @@ class StagingProcess:
         )
         assert self._process.stdin is not None
         self._process.stdin.write(messages.line(Hello(self._storage)))
+        self._process.stdin.flush()
         return self._process
 
     def _reap(self) -> int | None:

@@ -77,6 +77,10 @@ class LiveWarehouse:
         self._views: dict[str, _View] = {}
         self._graves = Graves(lake.storage, lake.grace_secs, self._directories)
 
+    def expect_loads(self) -> None:
+        """A client has come; get ready while it makes up its mind."""
+        self._thread.submit(self._process.warm_up)
+
     async def tables(self) -> list[str]:
         return sorted(self._hot_tables().union(await self._committed.tables()))
 

@@ -81,12 +81,15 @@ class Warehouse(Protocol):
 def iceberg_routes(state: GatewayState) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=[CATALOG])
     router.include_router(_config_routes(state))
-    for prefix, warehouse in (("", state.lake), ("/lake", state.lake), ("/live", state.live)):
-        router.include_router(_namespace_routes(state), prefix=prefix)
-        router.include_router(_table_routes(state, warehouse), prefix=prefix)
-    for prefix in ("", "/lake"):
-        router.include_router(_commit_routes(state), prefix=prefix)
-    router.include_router(_refusal_routes(state), prefix="/live")
+    for prefix in ("", "/lake", "/live"):
+        live = prefix == "/live"
+        for made in (
+            _namespace_routes(state),
+            _table_routes(state, state.live if live else state.lake),
+            _refusal_routes(state) if live else _commit_routes(state),
+        ):
+            # Without a prefix they are the same as with `/lake`, and described there.
+            router.include_router(made, prefix=prefix, include_in_schema=prefix != "")
     return router
 
 
@@ -111,6 +114,8 @@ def _config_routes(state: GatewayState) -> APIRouter:
                 f"there is no warehouse {warehouse[:200]!r}: `lake` has what is committed, `live` "
                 "also what was acked a moment ago"
             )
+        if warehouse == "live":
+            state.live.expect_loads()
         return _json(
             {
                 "defaults": state.lake.config,
