@@ -34,7 +34,7 @@ format: $(STAMP) ## rewrite the code in the house format
 memory: $(STAMP) ## measure the gateway's memory through 20 million events; options: ARGS="--help"
 	$(BIN)/python -m bench.memory $(ARGS)
 
-bench: bench-gateway bench-pipeline bench-runs ## measure what an event costs, from the request to Iceberg
+bench: bench-gateway bench-pipeline bench-live bench-runs ## measure what an event costs, from the request to Iceberg
 
 bench-gateway: $(STAMP) ## measure the gateway; options: ARGS="--help"
 	@command -v wrk >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get install -y -qq wrk; } || true
@@ -42,6 +42,9 @@ bench-gateway: $(STAMP) ## measure the gateway; options: ARGS="--help"
 
 bench-pipeline: $(STAMP) ## measure the way from hot to Iceberg; options: ARGS="--help"
 	$(BIN)/python -m bench.pipeline $(ARGS)
+
+bench-live: $(STAMP) ## measure live reads; options: ARGS="--help"
+	$(BIN)/python -m bench.live $(ARGS)
 
 bench-runs: $(STAMP) ## measure flushes as Dagster runs them; options: ARGS="--help"
 	$(BIN)/python -m bench.runs $(ARGS)

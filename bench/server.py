@@ -99,7 +99,7 @@ def floor(home: Path) -> Iterator[Server]:
 
 @contextmanager
 def running(
-    command: list[str], settings: dict[str, str], port: int, home: Path, token: str
+    command: list[str], settings: dict[str, str], port: int, home: Path, token: str | None
 ) -> Iterator[Server]:
     log = home / "server.log"
     with log.open("wb") as sink:

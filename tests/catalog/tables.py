@@ -15,6 +15,8 @@ from zombi_platform.settings import Settings
 
 HOURS = 3
 EVENTS = 10
+HTTP = httpx.Client(timeout=60)
+"""More patient than httpx's own calls: machines that run tests are busy."""
 
 
 def commit_hours(data_dir: Path, table: str = "orders", hours: int = HOURS) -> Lake:

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.catalog.tables import commit_hours
+from tests.catalog.tables import HTTP, commit_hours
 from tests.gateway import Gateway, running
 from tests.test_cli import zombi
 from zombi_platform.catalog.duckdb import iceberg_duckdb
@@ -29,7 +28,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     TOKEN["ZOMBI_TOKEN"] = create_token(file, "all", ["admin"])
     with running(data_dir, tokens_file=str(file)) as started:
         records = [{"payload": "a"}, {"payload": '{"n": 2}'}, {"payload_base64": "/w=="}]
-        httpx.post(
+        HTTP.post(
             f"{started.url}/tables/clicks/bulk",
             json={"records": records},
             headers={"Authorization": f"Bearer {TOKEN['ZOMBI_TOKEN']}"},

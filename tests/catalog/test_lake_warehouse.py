@@ -14,6 +14,7 @@ from pyiceberg.table.update import AssertTableUUID, SetPropertiesUpdate
 from tests.catalog.tables import (
     EVENTS,
     HOURS,
+    HTTP,
     commit_hours,
     iceberg_error,
     rest_catalog,
@@ -46,7 +47,7 @@ def gateway(data_dir: Path, lake: Lake) -> Iterator[Gateway]:
 
 
 def get(gateway: Gateway, path: str, **headers: str) -> httpx.Response:
-    return httpx.get(gateway.url + path, headers=headers)
+    return HTTP.get(gateway.url + path, headers=headers)
 
 
 def test_config_names_the_warehouse_as_prefix(gateway: Gateway) -> None:
@@ -73,12 +74,12 @@ def test_namespaces_and_tables(gateway: Gateway, prefix: str) -> None:
     assert get(gateway, f"{prefix}/namespaces").json()["namespaces"] == [["zombi"]]
     assert get(gateway, f"{prefix}/namespaces?parent=zombi").json()["namespaces"] == []
     assert get(gateway, f"{prefix}/namespaces/zombi").json()["namespace"] == ["zombi"]
-    assert httpx.head(f"{gateway.url}{prefix}/namespaces/zombi").status_code == 204
-    assert httpx.head(f"{gateway.url}{prefix}/namespaces/other").status_code == 404
+    assert HTTP.head(f"{gateway.url}{prefix}/namespaces/zombi").status_code == 204
+    assert HTTP.head(f"{gateway.url}{prefix}/namespaces/other").status_code == 404
     tables = get(gateway, f"{prefix}/namespaces/zombi/tables").json()["identifiers"]
     assert [table["name"] for table in tables] == ["clicks", "orders"]
-    assert httpx.head(f"{gateway.url}{prefix}/namespaces/zombi/tables/orders").status_code == 204
-    assert httpx.head(f"{gateway.url}{prefix}/namespaces/zombi/tables/none").status_code == 404
+    assert HTTP.head(f"{gateway.url}{prefix}/namespaces/zombi/tables/orders").status_code == 204
+    assert HTTP.head(f"{gateway.url}{prefix}/namespaces/zombi/tables/none").status_code == 404
 
 
 def test_lists_come_in_pages_when_asked_for(gateway: Gateway) -> None:
@@ -98,7 +99,7 @@ def test_errors_have_the_shape_and_types_that_clients_know(gateway: Gateway) -> 
     # What Spark asks before it reads the metadata table `orders.snapshots`.
     probe = get(gateway, "/v1/lake/namespaces/zombi%1Forders/tables/snapshots")
     assert iceberg_error(probe) == (404, "NoSuchTableException")
-    dropped = httpx.delete(table_url(gateway))
+    dropped = HTTP.delete(table_url(gateway))
     assert iceberg_error(dropped) == (405, "UnsupportedOperationException")
     assert iceberg_error(get(gateway, f"{tables}/orders?snapshots=x"))[0] == 400
 
@@ -106,27 +107,27 @@ def test_errors_have_the_shape_and_types_that_clients_know(gateway: Gateway) -> 
 def test_a_load_passes_the_metadata_file_through(gateway: Gateway, lake: Lake) -> None:
     state = lake.require_state("orders")
     stored = Path(state.metadata_location.removeprefix("file://")).read_bytes()
-    answer = httpx.get(table_url(gateway))
+    answer = HTTP.get(table_url(gateway))
     assert answer.json()["metadata-location"] == state.metadata_location
     assert stored in answer.content
 
 
 def test_an_unchanged_table_is_not_sent_again(gateway: Gateway, lake: Lake) -> None:
     url = table_url(gateway, "clicks")
-    known = httpx.get(url).headers["etag"]
-    again = httpx.get(url, headers={"If-None-Match": known})
+    known = HTTP.get(url).headers["etag"]
+    again = HTTP.get(url, headers={"If-None-Match": known})
     assert (again.status_code, again.content) == (304, b"")
     # The same version with fewer snapshots is another answer.
-    assert httpx.get(f"{url}?snapshots=refs", headers={"If-None-Match": known}).status_code == 200
+    assert HTTP.get(f"{url}?snapshots=refs", headers={"If-None-Match": known}).status_code == 200
     rest_catalog(gateway).load_table("zombi.clicks").transaction().set_properties(
         color="red"
     ).commit_transaction()
-    assert httpx.get(url, headers={"If-None-Match": known}).status_code == 200
+    assert HTTP.get(url, headers={"If-None-Match": known}).status_code == 200
 
 
 def test_snapshots_without_a_branch_are_left_out_when_asked(gateway: Gateway, lake: Lake) -> None:
-    all_of_them = httpx.get(table_url(gateway)).json()["metadata"]
-    named = httpx.get(table_url(gateway), params={"snapshots": "refs"}).json()["metadata"]
+    all_of_them = HTTP.get(table_url(gateway)).json()["metadata"]
+    named = HTTP.get(table_url(gateway), params={"snapshots": "refs"}).json()["metadata"]
     assert len(all_of_them["snapshots"]) == HOURS
     assert [s["snapshot-id"] for s in named["snapshots"]] == [
         lake.require_state("orders").snapshot_id
@@ -189,15 +190,15 @@ def test_commits_are_made_refused_or_told_to_start_over(gateway: Gateway, lake: 
     with pytest.raises(CommitFailedException):
         catalog.commit_table(table, (AssertTableUUID(uuid=other),), change)
     for body in (b"{", b"{}", b'{"requirements":[],"updates":[{"action":"fly"}]}'):
-        response = httpx.post(table_url(gateway, "clicks"), content=body)
+        response = HTTP.post(table_url(gateway, "clicks"), content=body)
         assert iceberg_error(response) == (400, "BadRequestException")
     nothing = json.dumps({"requirements": [], "updates": []})
-    missing = httpx.post(table_url(gateway, "none"), content=nothing)
+    missing = HTTP.post(table_url(gateway, "none"), content=nothing)
     assert iceberg_error(missing) == (404, "NoSuchTableException")
 
 
 def test_a_metrics_report_is_taken(gateway: Gateway) -> None:
-    assert httpx.post(table_url(gateway) + "/metrics", json={"report-type": "x"}).status_code == 204
+    assert HTTP.post(table_url(gateway) + "/metrics", json={"report-type": "x"}).status_code == 204
 
 
 def test_tokens_open_only_their_tables_and_roles(tmp_path: Path) -> None:
@@ -213,7 +214,7 @@ def test_tokens_open_only_their_tables_and_roles(tmp_path: Path) -> None:
             headers = {"Authorization": f"Bearer {token}"} if token else {}
             method = "GET" if body is None else "POST"
             url = table_url(gateway, table)
-            return httpx.request(method, url, headers=headers, content=body).status_code
+            return HTTP.request(method, url, headers=headers, content=body).status_code
 
         nothing = b'{"requirements":[],"updates":[]}'
         assert [status(t, "orders") for t in (None, producer, reader, pipeline)] == [
@@ -233,7 +234,7 @@ def test_tokens_open_only_their_tables_and_roles(tmp_path: Path) -> None:
         with iceberg_duckdb() as duck:
             attach(duck, gateway.url, "lake", reader)
             assert duck.execute("SELECT count(*) FROM lake.zombi.orders").fetchall() == [(EVENTS,)]
-        wrong = httpx.post(
+        wrong = HTTP.post(
             f"{gateway.url}/v1/oauth/tokens",
             data={"grant_type": "client_credentials", "client_id": "x", "client_secret": "y"},
         )

@@ -9,11 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import duckdb
-import httpx
 import pytest
 from pyiceberg.catalog.rest import RestCatalog
 
-from tests.catalog.tables import iceberg_error, rest_catalog, table_url
+from tests.catalog.tables import HTTP, iceberg_error, rest_catalog, table_url
 from tests.gateway import Gateway, running
 from tests.s3 import ObjectServer
 from zombi_platform.catalog.duckdb import attach, iceberg_duckdb, use_bucket
@@ -44,7 +43,7 @@ def duck(gateway: Gateway) -> Iterator[duckdb.DuckDBPyConnection]:
 
 def send(gateway: Gateway, table: str, events: int, partition: int = 0, **fields: int) -> None:
     record = {"payload": "x", "partition": partition, **fields}
-    response = httpx.post(f"{gateway.url}/tables/{table}/bulk", json={"records": [record] * events})
+    response = HTTP.post(f"{gateway.url}/tables/{table}/bulk", json={"records": [record] * events})
     assert response.status_code == 202, response.text
 
 
@@ -73,7 +72,7 @@ def test_a_new_table_is_listed_and_read_before_its_first_flush(
 ) -> None:
     send(gateway, "newborn", 4)
     assert ("zombi", "newborn") in rest_catalog(gateway, "live").list_tables("zombi")
-    assert httpx.head(table_url(gateway, "newborn", "live")).status_code == 204
+    assert HTTP.head(table_url(gateway, "newborn", "live")).status_code == 204
     assert counted(duck, "newborn") == {0: 4}
     # The committed table exists from then on and is empty.
     assert rest_catalog(gateway).load_table("zombi.newborn").current_snapshot() is None
@@ -86,7 +85,7 @@ def test_rows_have_all_columns_and_hours_can_be_filtered(
     for hour in range(5):
         send(gateway, "hours", hour + 1, timestamp_ms=base + hour * HOUR_MS)
     record = {"payload": "y", "idempotency_key": "k", "headers": {"a": "b"}, "timestamp_ms": base}
-    httpx.post(f"{gateway.url}/tables/hours", json=record)
+    HTTP.post(f"{gateway.url}/tables/hours", json=record)
     ask = "SELECT count(*) FROM live.zombi.hours WHERE event_date = '2026-09-12' AND event_hour = "
     assert duck.execute(ask + "10").fetchall() == [(3,)]
     assert duck.execute(ask + "20").fetchall() == [(0,)]
@@ -107,12 +106,12 @@ def test_rows_have_all_columns_and_hours_can_be_filtered(
 def test_an_unchanged_view_is_not_made_again(gateway: Gateway) -> None:
     url = table_url(gateway, "calm", "live")
     send(gateway, "calm", 2)
-    first = httpx.get(url)
+    first = HTTP.get(url)
     known = {"If-None-Match": first.headers["etag"]}
-    assert httpx.get(url, headers=known).status_code == 304
-    assert httpx.get(url).content == first.content
+    assert HTTP.get(url, headers=known).status_code == 304
+    assert HTTP.get(url).content == first.content
     send(gateway, "calm", 1)
-    assert httpx.get(url, headers=known).status_code == 200
+    assert HTTP.get(url, headers=known).status_code == 200
 
 
 def test_loads_at_once_share_staging_and_all_see_their_own_events(gateway: Gateway) -> None:
@@ -136,7 +135,7 @@ def test_writers_are_refused_and_change_nothing(
 ) -> None:
     send(gateway, "guarded", 3)
     table = rest_catalog(gateway, "live").load_table("zombi.guarded")
-    committed = httpx.get(table_url(gateway, "guarded")).content
+    committed = HTTP.get(table_url(gateway, "guarded")).content
     with pytest.raises(NotImplementedError, match="does not support endpoint"):
         table.transaction().set_properties(color="red").commit_transaction()
     duck.execute("SET unsafe_iceberg_ignore_sort_order = true")
@@ -144,17 +143,17 @@ def test_writers_are_refused_and_change_nothing(
     with pytest.raises(duckdb.TransactionException, match="read-only"):
         duck.execute(insert)
     body = {"requirements": [], "updates": []}
-    refused = httpx.post(table_url(gateway, "guarded", "live"), json=body)
+    refused = HTTP.post(table_url(gateway, "guarded", "live"), json=body)
     assert iceberg_error(refused) == (403, "ForbiddenException")
-    assert httpx.get(table_url(gateway, "guarded")).content == committed
+    assert HTTP.get(table_url(gateway, "guarded")).content == committed
     assert counted(duck, "guarded") == {0: 3}
 
 
 def test_an_unknown_table_is_not_made(gateway: Gateway) -> None:
-    answer = httpx.get(table_url(gateway, "none", "live"))
+    answer = HTTP.get(table_url(gateway, "none", "live"))
     assert iceberg_error(answer) == (404, "NoSuchTableException")
-    assert httpx.head(table_url(gateway, "none", "live")).status_code == 404
-    assert httpx.head(table_url(gateway, "none")).status_code == 404
+    assert HTTP.head(table_url(gateway, "none", "live")).status_code == 404
+    assert HTTP.head(table_url(gateway, "none")).status_code == 404
 
 
 def test_many_hours_and_partitions_are_still_few_files(
@@ -164,7 +163,7 @@ def test_many_hours_and_partitions_are_still_few_files(
         {"payload": "x", "partition": number % 50, "timestamp_ms": number * HOUR_MS}
         for number in range(2000)
     ]
-    httpx.post(f"{gateway.url}/tables/scattered/bulk", json={"records": records})
+    HTTP.post(f"{gateway.url}/tables/scattered/bulk", json={"records": records})
     assert counted(duck, "scattered") == dict.fromkeys(range(50), 40)
     assert rest_catalog(gateway, "live").load_table("zombi.scattered").inspect.files().num_rows == 1
 
@@ -217,7 +216,7 @@ def test_a_lake_in_a_bucket_is_read_live(
     with running(tmp_path, s3_bucket=bucket, s3_endpoint=store.endpoint) as gateway:
         catalog = rest_catalog(gateway, "live")
         with iceberg_duckdb() as duck:
-            config = httpx.get(f"{gateway.url}/v1/config").json()["defaults"]
+            config = HTTP.get(f"{gateway.url}/v1/config").json()["defaults"]
             use_bucket(duck, config)
             attach(duck, gateway.url, "live")
             for turn in range(1, 4):
@@ -235,9 +234,9 @@ def test_only_readers_may_load(tmp_path: Path) -> None:
         as_producer = {"Authorization": f"Bearer {producer}"}
         for table in ("orders", "secrets"):
             url = f"{gateway.url}/tables/{table}"
-            assert httpx.post(url, json={"payload": "x"}, headers=as_producer).status_code == 202
+            assert HTTP.post(url, json={"payload": "x"}, headers=as_producer).status_code == 202
         loads = [
-            httpx.get(table_url(gateway, table, "live"), headers=headers).status_code
+            HTTP.get(table_url(gateway, table, "live"), headers=headers).status_code
             for table, headers in (
                 ("orders", as_producer),
                 ("orders", {"Authorization": f"Bearer {reader}"}),

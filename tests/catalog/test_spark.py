@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from tests.catalog.tables import EVENTS, HOURS, commit_hours, table_url
+from tests.catalog.tables import EVENTS, HOURS, HTTP, commit_hours, table_url
 from tests.gateway import Gateway, running
 from tests.lake.staging import HOUR, Tombstones, stage
 from tests.spark import SparkServer
@@ -62,7 +61,7 @@ def spark(spark_server: SparkServer, gateway: Gateway) -> Iterator[Spark]:
 
 def send(gateway: Gateway, table: str, events: int) -> None:
     body = {"records": [{"payload": "x"}] * events}
-    httpx.post(f"{gateway.url}/tables/{table}/bulk", json=body).raise_for_status()
+    HTTP.post(f"{gateway.url}/tables/{table}/bulk", json=body).raise_for_status()
 
 
 def test_spark_lists_describes_reads_and_travels(spark: Spark, lake: Lake) -> None:
@@ -123,7 +122,7 @@ def test_writers_on_the_live_view_are_refused(
 ) -> None:
     send(gateway, "clicks", 3)
     assert spark.ask("SELECT count(*) FROM live.zombi.clicks") == [(3,)]
-    committed = httpx.get(table_url(gateway, "clicks")).content
+    committed = HTTP.get(table_url(gateway, "clicks")).content
     for write in (
         "INSERT INTO live.zombi.clicks SELECT * FROM live.zombi.clicks",
         "DELETE FROM live.zombi.clicks WHERE sequence = 1",
@@ -132,7 +131,7 @@ def test_writers_on_the_live_view_are_refused(
     ):
         with pytest.raises(PySparkException, match="does not support endpoint"):
             spark.ask(write)
-    assert httpx.get(table_url(gateway, "clicks")).content == committed
+    assert HTTP.get(table_url(gateway, "clicks")).content == committed
     assert spark.ask("SELECT count(*) FROM live.zombi.clicks") == [(3,)]
     # What Spark had written by then lies where it is swept.
     home = tmp_path / "warehouse" / "clicks"
