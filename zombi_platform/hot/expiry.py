@@ -30,7 +30,7 @@ def forget_keys(store: Store, before_ms: int) -> tuple[int, int]:
         names = msgspec.msgpack.decode(value, type=list[bytes])
         for name in names:
             batch.delete_key(name)
-            size += len(name)
+        size += keys.idempotency_bytes(names)
         batch.delete(key)
         forgotten += len(names)
         records += 1

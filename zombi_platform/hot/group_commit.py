@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import struct
 import threading
 import time
 from collections import defaultdict
@@ -37,9 +36,6 @@ PREFIXES_MAX: Final = 1024
 """Prefixes of idempotency keys that are remembered instead of made again for each key."""
 
 _idempotency_prefix: Final = lru_cache(PREFIXES_MAX)(keys.idempotency_prefix)
-
-KEY_ENTRY: Final = struct.Struct(">QQ")
-"""Value of an idempotency key: sequence, time in ms."""
 
 
 class Append(msgspec.Struct, gc=False, eq=False):
@@ -275,7 +271,7 @@ class GroupCommit:
         except Exception as error:
             raise HotStorageError(f"RocksDB cannot be read: {error}") from error
         return {
-            key: KEY_ENTRY.unpack(value)[0]
+            key: keys.IDEMPOTENCY_ENTRY.unpack(value)[0]
             for key, value in zip(wanted, values, strict=True)
             if value is not None
         }
@@ -285,11 +281,11 @@ class GroupCommit:
         if not fresh:
             return 0
         for key, sequence in fresh:
-            batch.put_key(key, KEY_ENTRY.pack(sequence, now_ms))
+            batch.put_key(key, keys.IDEMPOTENCY_ENTRY.pack(sequence, now_ms))
         self._expiries = (self._expiries + 1) & 0xFFFFFFFF
         names = [key for key, _ in fresh]
         batch.put(keys.expiry_key(now_ms, self._expiries), msgspec.msgpack.encode(names))
-        return sum(map(len, names)) + KEY_ENTRY.size * len(names)
+        return keys.idempotency_bytes(names)
 
 
 def _place(tail: Tail, segment: Segment) -> None:

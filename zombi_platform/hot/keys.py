@@ -6,6 +6,8 @@ another table. Keys of idempotency entries end in the producer's own bytes.
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 BLOCKS: Final = b"evt:"
@@ -22,6 +24,9 @@ SWEEPS: Final = b"sweep:"
 LEASES: Final = b"lease:"
 NOTES: Final = b"note:"
 CONFIRMED: Final = b"confirmed"
+
+IDEMPOTENCY_ENTRY: Final = struct.Struct(">QQ")
+"""Value of an idempotency key: sequence, time in ms."""
 
 AFTER: Final = b"\xff"
 """Appended to a prefix it gives a key past everything under that prefix."""
@@ -87,3 +92,8 @@ def parse_partition(key: bytes, prefix: bytes) -> PartitionId:
     """Table and partition of a key `{prefix}{table}:{partition:08x}[:…]`."""
     table, partition, *_ = key[len(prefix) :].split(b":", 2)
     return PartitionId(table.decode(), int(partition, 16))
+
+
+def idempotency_bytes(names: Sequence[bytes]) -> int:
+    """What these keys and their values count against the limit of the hot buffer."""
+    return sum(map(len, names)) + IDEMPOTENCY_ENTRY.size * len(names)
