@@ -18,7 +18,8 @@ from zombi_platform.failpoints import failpoint
 from zombi_platform.gateway.lake_view import LakeView
 from zombi_platform.gateway.thresholds import Facts, TableThresholds, Thresholds, due
 from zombi_platform.hot import HotBuffer
-from zombi_platform.hot.cuts import Cuts, Held
+from zombi_platform.hot.cut_memory import Held
+from zombi_platform.hot.cuts import Cuts
 from zombi_platform.hot.leases import Leases
 from zombi_platform.hot.notes import Failure, FlushRequest, Notes, Registration
 from zombi_platform.hot.splits import SplitLimits

@@ -14,13 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Final
 
-import msgspec
 import pyarrow as pa
 
 from zombi_platform.cuts import TRANSITIONS, Cut, CutState, Range, Split, StagedFile
 from zombi_platform.errors import (
     ConflictError,
-    InvalidRequestError,
     NotFoundError,
     TransientError,
 )
@@ -28,6 +26,7 @@ from zombi_platform.failpoints import failpoint
 from zombi_platform.hot import keys, tombstones
 from zombi_platform.hot.buffer import Change, HotBuffer
 from zombi_platform.hot.cleanup import delete_flushed
+from zombi_platform.hot.cut_memory import TableCuts, held_of, remember, steady, uncut
 from zombi_platform.hot.cut_records import (
     cut_ids,
     cut_json,
@@ -36,48 +35,19 @@ from zombi_platform.hot.cut_records import (
     put_files,
     read_cut,
     read_cuts,
-    read_files,
     read_split_files,
 )
 from zombi_platform.hot.leases import Leases
 from zombi_platform.hot.notes import Notes
 from zombi_platform.hot.partitions import WATERMARK, Partition, Partitions
-from zombi_platform.hot.scan import blocks_between, scan
-from zombi_platform.hot.splits import Span, SplitLimits, bytes_up_to, plan_splits
+from zombi_platform.hot.scan import scan
+from zombi_platform.hot.split_reports import check_files, find_split, no_cut, no_split
+from zombi_platform.hot.splits import Span, SplitLimits, plan_splits
 from zombi_platform.hot.store import Store, View
 from zombi_platform.hot.tombstones import Tombstones
 
 CUTS_MAX: Final = 10_000
 """Most cuts of a table that are not cleaned yet."""
-
-
-class Held(msgspec.Struct):
-    """What is known in memory of a cut that is not cleaned yet."""
-
-    id: int
-    state: CutState
-    since: float
-    """When its oldest event came; this and `committed` by the clock that never jumps."""
-    events: int
-    bytes: int
-    splits: int
-    staged: set[int]
-    files: int = 0
-    file_bytes: int = 0
-    snapshot_id: int | None = None
-    committed: float | None = None
-
-
-class TableCuts(msgspec.Struct):
-    last_id: int = 0
-    held: dict[int, Held] = {}
-    """By id, oldest first."""
-    open: Cut | None = None
-    since: float | None = None
-    """When the oldest event came that is in no cut, by the clock that never jumps."""
-    snapshot_id: int | None = None
-    """Of the last commit."""
-    files_committed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +96,7 @@ class Cuts:
         view = self._hot.view()
         cut = read_cut(view, table, cut_id)
         if cut is None:
-            raise _no_cut(table, cut_id)
+            raise no_cut(table, cut_id)
         yield from cut_json(view, cut)
 
     def read_split(self, table: str, cut_id: int, number: int) -> Iterator[pa.RecordBatch]:
@@ -134,8 +104,8 @@ class Cuts:
         view = self._hot.view()
         cut = read_cut(view, table, cut_id)
         if cut is None:
-            raise _no_cut(table, cut_id)
-        return self._scan(view, table, _find_split(cut, number).ranges)
+            raise no_cut(table, cut_id)
+        return self._scan(view, table, find_split(cut, number).ranges)
 
     def _scan(self, view: View, table: str, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
         for part in ranges:
@@ -179,7 +149,7 @@ class Cuts:
         ends = cut.ends
         state.last_id = cut.id
         state.open = cut
-        state.held[cut.id] = _held(cut)
+        state.held[cut.id] = held_of(cut)
         state.since = None
         for span in spans:
             member, end = span.partition, ends.get(span.partition.number)
@@ -198,9 +168,9 @@ class Cuts:
             self._leases.require(table, epoch)
             held = self.of(table).held.get(cut_id)
             if held is None:
-                raise _no_cut(table, cut_id)
+                raise no_cut(table, cut_id)
             if not 0 <= number < held.splits:
-                raise _no_split(table, cut_id, number)
+                raise no_split(table, cut_id, number)
             due_ms = self._graves.now_ms(table) + int(self._grace_secs * 1000)
             await change.run(_record_intent, table, cut_id, number, paths, due_ms)
 
@@ -212,14 +182,14 @@ class Cuts:
             self._leases.require(table, epoch)
             state = self._tables.get(table) or TableCuts()
             if cut_id not in state.held:
-                raise _no_cut(table, cut_id)
+                raise no_cut(table, cut_id)
             first = await change.run(read_split_files, table, cut_id, number)
             if first is not None:
                 return await self._second_word(change, table, first, files)
             cut = state.open
             if cut is None or cut.id != cut_id:
-                raise _no_split(table, cut_id, number)
-            _check_files(_find_split(cut, number), files)
+                raise no_split(table, cut_id, number)
+            check_files(find_split(cut, number), files)
             held = state.held[cut_id]
             whole = len(held.staged) + 1 == held.splits
             now_ms = self._graves.now_ms(table)
@@ -248,7 +218,7 @@ class Cuts:
         state = self.of(table)
         for cut_id in ids:
             if cut_id not in state.held:
-                raise _no_cut(table, cut_id)
+                raise no_cut(table, cut_id)
             if state.held[cut_id].state is CutState.OPEN:
                 raise ConflictError(f"cut {cut_id} of table {table!r} is not staged yet")
         waiting = [held.id for held in state.held.values() if held.state is not CutState.COMMITTED]
@@ -352,16 +322,16 @@ class Cuts:
             name = key[len(keys.CUT_IDS) :].decode()
             tables[name] = TableCuts(last_id=WATERMARK.unpack(value)[0])
         for cut in read_cuts(store):
-            _remember(tables.setdefault(cut.table, TableCuts()), store, cut)
+            remember(tables.setdefault(cut.table, TableCuts()), store, cut)
         ends: dict[tuple[str, int], int] = {}
         for cut in read_cuts(store):
             ends.update(((cut.table, number), end) for number, end in cut.ends.items())
         for member in partitions:
             member.cut = max(member.flushed, ends.get((member.table, member.number), 0))
-            member.cut_bytes, arrived_ms = _uncut(store, member)
+            member.cut_bytes, arrived_ms = uncut(store, member)
             if arrived_ms is not None:
                 state = tables.setdefault(member.table, TableCuts())
-                since = _steady(arrived_ms)
+                since = steady(arrived_ms)
                 state.since = since if state.since is None else min(state.since, since)
         self._tables = tables
 
@@ -447,92 +417,3 @@ def _moved(cut: Cut, state: CutState) -> Cut:
     if state not in TRANSITIONS[cut.state]:
         raise ConflictError(f"cut {cut.id} of {cut.table!r} is {cut.state}, it cannot be {state}")
     return replace(cut, state=state)
-
-
-def _held(cut: Cut) -> Held:
-    return Held(
-        id=cut.id,
-        state=cut.state,
-        since=_steady(cut.oldest_ms),
-        events=cut.events,
-        bytes=cut.bytes,
-        splits=len(cut.splits),
-        staged=set(),
-        snapshot_id=cut.snapshot_id,
-        committed=None if cut.committed_ms is None else _steady(cut.committed_ms),
-    )
-
-
-def _steady(at_ms: int) -> float:
-    """A stored time by the clock that never jumps; the other may have been turned back."""
-    return time.monotonic() - max(time.time() - at_ms / 1000, 0.0)
-
-
-def _remember(state: TableCuts, store: Store, cut: Cut) -> None:
-    held = _held(cut)
-    for split, files in read_files(store, cut.table, cut.id):
-        held.staged.add(split)
-        held.files += len(files)
-        held.file_bytes += sum(file.bytes for file in files)
-    state.held[cut.id] = held
-    state.snapshot_id = cut.snapshot_id or state.snapshot_id
-    if cut.state is CutState.OPEN:
-        state.open = cut
-
-
-def _uncut(store: Store, member: Partition) -> tuple[int, int | None]:
-    """Bytes up to where the last cut ended, and arrival of the first event after it."""
-    if member.cut >= member.last:
-        return member.bytes_end, None
-    for block in blocks_between(store, member, member.cut + 1, member.cut + 1):
-        if member.cut < block.first:
-            return block.bytes_before, block.ingest_ms
-        return bytes_up_to(store, member, member.cut), block.ingest_ms
-    return member.bytes_end, None
-
-
-def _find_split(cut: Cut, number: int) -> Split:
-    if not 0 <= number < len(cut.splits):
-        raise _no_split(cut.table, cut.id, number)
-    return cut.splits[number]
-
-
-def _check_files(split: Split, files: Sequence[StagedFile]) -> None:
-    """Raise unless the files hold, by what is said of them, exactly the split's events."""
-    ranges = {part.partition: part for part in split.ranges}
-    events: Mapping[int, int] = dict.fromkeys(ranges, 0)
-    counts = dict(events)
-    for file in files:
-        part = ranges.get(file.partition)
-        inside = part is not None and part.first <= file.first <= file.last <= part.last
-        if file.split != split.number or not inside:
-            raise InvalidRequestError(
-                f"{file.path!r} has split {file.split}, partition {file.partition}, sequences "
-                f"{file.first} to {file.last}: not within split {split.number}"
-            )
-        if not 0 < file.events <= file.last - file.first + 1:
-            raise InvalidRequestError(
-                f"{file.path!r} cannot have {file.events} events from sequence {file.first} "
-                f"to {file.last}"
-            )
-        counts[file.partition] += file.events
-    if len({file.path for file in files}) != len(files):
-        raise InvalidRequestError("a path is there twice")
-    for number, part in ranges.items():
-        if counts[number] != part.events:
-            raise InvalidRequestError(
-                f"the files hold {counts[number]} events of partition {number}, but split "
-                f"{split.number} has {part.events}"
-            )
-
-
-def _no_cut(table: str, cut_id: int) -> NotFoundError:
-    return NotFoundError(
-        f"table {table!r} has no cut {cut_id}: it is cleaned, or never was", code="CUT_NOT_FOUND"
-    )
-
-
-def _no_split(table: str, cut_id: int, number: int) -> NotFoundError:
-    return NotFoundError(
-        f"cut {cut_id} of table {table!r} has no split {number}", code="SPLIT_NOT_FOUND"
-    )
