@@ -7,7 +7,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --for
 VERSITYGW := $(or $(GOPATH),$(HOME)/go)/bin/versitygw
 
 .DEFAULT_GOAL := venv
-.PHONY: venv up test test-integration lint format memory bench bench-gateway bench-pipeline bench-runs \
+.PHONY: venv up test test-integration lint format memory bench bench-gateway bench-pipeline bench-live bench-runs \
 	lock clean help
 
 venv: $(STAMP) ## make or refresh .venv from the lock
