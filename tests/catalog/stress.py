@@ -92,6 +92,7 @@ class Phase:
     def __init__(self, gateway: Gateway, table: str, tally: Tally) -> None:
         self._table = table
         self._tally = tally
+        self._flushed = False
         # Not forked: this process has threads that hold locks.
         processes = multiprocessing.get_context("spawn")
         self._stopping = processes.Event()
@@ -160,11 +161,13 @@ class Phase:
         done = pipeline.flush(self._table)
         self._tally.flushes += 1
         self._tally.cleaned += done.events
+        self._flushed = True
         self._stopping.wait(0.5)
 
     def _compact(self, compact: Callable[[str], None]) -> None:
-        compact(self._table)
-        self._tally.compactions += 1
+        if self._flushed:
+            compact(self._table)
+            self._tally.compactions += 1
         self._stopping.wait(2.0)
 
 
@@ -197,7 +200,7 @@ def spark_session(
 
     session = Spark(server.remote, gateway)
     compaction = (
-        "CALL lake.system.rewrite_data_files(table => 'zombi.{}', "
+        "CALL lake.system.rewrite_data_files(table => 'lake.zombi.{}', "
         "options => map('min-input-files', '2'))"
     )
     try:

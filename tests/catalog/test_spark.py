@@ -80,14 +80,14 @@ def test_spark_lists_describes_reads_and_travels(spark: Spark, lake: Lake) -> No
 def test_procedures_maintain_a_table_and_our_commits_go_on(spark: Spark, lake: Lake) -> None:
     before = lake.require_state("orders").watermarks
     compacted = spark.ask(
-        "CALL lake.system.rewrite_data_files(table => 'zombi.orders', strategy => 'sort', "
+        "CALL lake.system.rewrite_data_files(table => 'lake.zombi.orders', strategy => 'sort', "
         "options => map('rewrite-all', 'true'))"
     )
     assert compacted[0][:2] == (HOURS, HOURS)
-    assert spark.ask("CALL lake.system.rewrite_manifests('zombi.orders')")
+    assert spark.ask("CALL lake.system.rewrite_manifests('lake.zombi.orders')")
     for refused in ("expire_snapshots", "remove_orphan_files"):
         with pytest.raises(PySparkException, match="GC is disabled"):
-            spark.ask(f"CALL lake.system.{refused}(table => 'zombi.orders')")
+            spark.ask(f"CALL lake.system.{refused}(table => 'lake.zombi.orders')")
     assert lake.require_state("orders").watermarks == before
     cut = stage(lake.storage, "orders", HOURS + 1, Range(0, ALL + 1, ALL + 5))
     lake.commit("orders", [cut], before_write=Tombstones())

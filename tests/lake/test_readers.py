@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import duckdb
-import duckdb_extension_avro
-import duckdb_extension_httpfs
-import duckdb_extension_iceberg
 import pyarrow.parquet as pq
 import pytest
 from pyiceberg.conversions import from_bytes
@@ -16,7 +15,8 @@ from pyiceberg.types import LongType
 
 from tests.lake.staging import HOUR, stage
 from tests.lake.worlds import World, make_world, put, rows
-from tests.s3 import ACCESS_KEY, REGION, SECRET_KEY
+from zombi_platform.catalog.duckdb import iceberg_duckdb, use_bucket
+from zombi_platform.catalog.warehouse import client_config
 from zombi_platform.cuts import Range
 from zombi_platform.lake.lake import Lake
 from zombi_platform.lake.schema import SORT_ORDER_ID
@@ -36,18 +36,13 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
     return make_world(request.param, request, tmp_path)
 
 
-def connect(world: World) -> duckdb.DuckDBPyConnection:
-    connection = duckdb.connect(config={"allow_unsigned_extensions": "true"})
-    for module in (duckdb_extension_avro, duckdb_extension_httpfs, duckdb_extension_iceberg):
-        (found,) = Path(module.__file__).parent.rglob("*.duckdb_extension")
-        connection.load_extension(str(found))
-    if world.settings.s3_endpoint is not None:
-        host = world.settings.s3_endpoint.removeprefix("http://")
-        connection.execute(
-            f"CREATE SECRET (TYPE s3, KEY_ID '{ACCESS_KEY}', SECRET '{SECRET_KEY}', "
-            f"REGION '{REGION}', ENDPOINT '{host}', URL_STYLE 'path', USE_SSL false)"
-        )
-    return connection
+@contextmanager
+def connect(world: World) -> Iterator[duckdb.DuckDBPyConnection]:
+    with iceberg_duckdb() as connection:
+        storage = world.worker().storage
+        if storage.is_s3:
+            use_bucket(connection, client_config(storage))
+        yield connection
 
 
 def flush_often(lake: Lake) -> list[tuple[int, int]]:
@@ -63,10 +58,11 @@ def test_readers_find_exactly_what_was_committed(world: World) -> None:
     expected = flush_often(lake)
     assert rows(lake) == expected
     location = lake.require_state("orders").metadata_location
-    found = connect(world).execute(
-        f"SELECT partition, sequence FROM iceberg_scan('{location}') ORDER BY ALL"
-    )
-    assert found.fetchall() == expected
+    with connect(world) as duck:
+        found = duck.execute(
+            f"SELECT partition, sequence FROM iceberg_scan('{location}') ORDER BY ALL"
+        )
+        assert found.fetchall() == expected
 
 
 def test_manifests_stay_few_and_name_every_file_once(tmp_path: Path) -> None:
