@@ -21,6 +21,7 @@ from rocksdict import (
     Options,
     Rdict,
     RdictIter,
+    ReadOptions,
     WriteBatch,
     WriteOptions,
 )
@@ -118,11 +119,14 @@ class Store:
 
     def iterator(self) -> Cursor:
         """A cursor over the default family as it is now."""
-        return self._db.iter()
+        options = ReadOptions()
+        # Blocks are read once on their way out: kept in the cache, they only cost memory.
+        options.fill_cache(False)  # type: ignore[call-arg]  # the stubs lack its argument
+        return self._db.iter(options)
 
     def view(self) -> View:
         """The default family as it is now, for several reads one after another."""
-        return View(self._db.iter())
+        return View(self.iterator())
 
     def items(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Everything under a prefix, in key order."""
