@@ -125,6 +125,18 @@ def test_an_unchanged_table_is_not_sent_again(gateway: Gateway, lake: Lake) -> N
     assert HTTP.get(url, headers={"If-None-Match": known}).status_code == 200
 
 
+def test_a_table_made_again_is_not_taken_for_the_old_one(gateway: Gateway, data_dir: Path) -> None:
+    lake = commit_hours(data_dir, "again", 1)
+    before = HTTP.get(table_url(gateway, "again"))
+    lake.catalog.drop_table((lake.namespace, "again"))
+    assert HTTP.get(table_url(gateway, "again")).status_code == 404
+    commit_hours(data_dir, "again", 1)
+    after = HTTP.get(table_url(gateway, "again"), headers={"If-None-Match": before.headers["etag"]})
+    assert after.json()["metadata-location"] == before.json()["metadata-location"]
+    assert after.json()["metadata"]["table-uuid"] != before.json()["metadata"]["table-uuid"]
+    lake.catalog.drop_table((lake.namespace, "again"))
+
+
 def test_snapshots_without_a_branch_are_left_out_when_asked(gateway: Gateway, lake: Lake) -> None:
     all_of_them = HTTP.get(table_url(gateway)).json()["metadata"]
     named = HTTP.get(table_url(gateway), params={"snapshots": "refs"}).json()["metadata"]

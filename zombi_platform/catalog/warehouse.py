@@ -20,7 +20,7 @@ from zombi_platform.catalog.commits import commit
 from zombi_platform.catalog.metadata import only_referenced, plain
 from zombi_platform.errors import NotFoundError
 from zombi_platform.lake.lake import Lake
-from zombi_platform.lake.storage import Storage
+from zombi_platform.lake.storage import Storage, Stored
 
 CACHE_BYTES_MAX: Final = 64 * 2**20
 CALLS_MAX: Final = 8
@@ -33,7 +33,8 @@ Snapshots = Literal["all", "refs"]
 
 @dataclass(frozen=True, slots=True)
 class LoadedTable:
-    """A table's metadata and where it is stored; equal etags mean equal answers."""
+    """A table's metadata and where it is stored. Equal etags mean equal content, which equal
+    locations do not: a table that was dropped and made again begins with the same names."""
 
     location: str
     content: bytes
@@ -44,7 +45,7 @@ class LakeWarehouse:
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
         self._files = _Cache(CACHE_BYTES_MAX)
-        self._current: dict[str, str] = {}
+        self._current: dict[str, Stored] = {}
         self._threads = ThreadPoolExecutor(CALLS_MAX, thread_name_prefix="catalog")
         self.config = client_config(lake.storage)
 
@@ -58,44 +59,45 @@ class LakeWarehouse:
         """The table as it is now; `NotFoundError` if the catalog has none of this name."""
         return await self._in_thread(self._load, table, snapshots)
 
-    async def commit(self, table: str, body: bytes) -> LoadedTable:
-        """Apply a client's commit; raises what `commits.commit` raises."""
+    async def commit(self, table: str, body: bytes) -> tuple[str, bytes]:
+        """Apply a client's commit, as `commits.commit` does; location and content after it."""
         return await self._in_thread(self._commit, table, body)
 
     def close(self) -> None:
         self._threads.shutdown()
 
     def _load(self, table: str, snapshots: Snapshots) -> LoadedTable:
-        location = self._locate(table)
-        if location is None:
+        file = self._locate(table)
+        if file is None:
             raise no_table(table)
-        key = location if snapshots == "all" else f"{location}?snapshots=refs"
+        key = _key(file) if snapshots == "all" else f"{_key(file)} refs"
         content = self._files.get(key)
         if content is None:
-            content = self._read(location)
+            content = self._read(file)
             if snapshots == "refs":
                 content = only_referenced(content)
                 self._files.put(key, content)
-        return LoadedTable(location, content, _etag(key))
+        return LoadedTable(file.location, content, _etag(key))
 
-    def _commit(self, table: str, body: bytes) -> LoadedTable:
+    def _commit(self, table: str, body: bytes) -> tuple[str, bytes]:
         location = commit(self._lake, table, body)
-        return LoadedTable(location, self._read(location), _etag(location))
+        return location, plain(self._lake.storage.read(location))
 
-    def _read(self, location: str) -> bytes:
-        content = self._files.get(location)
+    def _read(self, file: Stored) -> bytes:
+        key = _key(file)
+        content = self._files.get(key)
         if content is None:
-            content = plain(self._lake.storage.read(location))
-            self._files.put(location, content)
+            content = plain(self._lake.storage.read(file.location))
+            self._files.put(key, content)
         return content
 
-    def _locate(self, table: str) -> str | None:
-        location = self._lake.locate(table, self._current.get(table))
-        if location is None:
+    def _locate(self, table: str) -> Stored | None:
+        file = self._lake.locate(table, self._current.get(table))
+        if file is None:
             self._current.pop(table, None)
         else:
-            self._current[table] = location
-        return location
+            self._current[table] = file
+        return file
 
     async def _in_thread(self, work: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
@@ -137,6 +139,10 @@ def client_config(storage: Storage) -> dict[str, str]:
     if storage.endpoint is not None:
         config |= {"s3.endpoint": storage.endpoint, "s3.path-style-access": "true"}
     return config
+
+
+def _key(file: Stored) -> str:
+    return f"{file.location} {file.bytes} {file.modified_ms}"
 
 
 def _etag(key: str) -> str:

@@ -94,23 +94,24 @@ class FilesystemCatalog(Catalog):
         """Location and content of the current metadata file; `NoSuchTableError` without one."""
         # A file that was listed may be gone when read only if the table was dropped meanwhile.
         for _ in range(3):
-            location = self.locate(table)
+            location = self.locate(table).location
             try:
                 return location, self._storage.read(location)
             except FileNotFoundError:
                 continue
         raise self._no_table(table)
 
-    def locate(self, table: str, known: str | None = None) -> str:
-        """Location of the current metadata file; `known`, an earlier answer, saves listing."""
+    def locate(self, table: str, known: Stored | None = None) -> Stored:
+        """The current metadata file; `known`, an earlier answer, saves listing."""
         if known is not None:
-            following = self._file(table, _version(known) + 1)
-            if not self._storage.exists(following) and self._storage.exists(known):
-                return known
+            following = self._file(table, _version(known.location) + 1)
+            still = self._storage.find(known.location)
+            if still is not None and not self._storage.exists(following):
+                return still
         versions = self._versions(table)
         if not versions:
             raise self._no_table(table)
-        return self._file(table, max(versions))
+        return versions[max(versions)]
 
     def bind(self, table: str, location: str, content: bytes) -> Table:
         """The table that a metadata file describes."""

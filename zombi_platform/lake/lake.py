@@ -37,7 +37,7 @@ from zombi_platform.lake.schema import (
     TABLE_SCHEMA,
 )
 from zombi_platform.lake.state import LakeState, Verified, read_state, verify
-from zombi_platform.lake.storage import Storage
+from zombi_platform.lake.storage import Storage, Stored
 from zombi_platform.settings import Settings
 
 
@@ -83,13 +83,15 @@ class Lake:
             except (NoSuchTableError, NoSuchNamespaceError):
                 return None
 
-    def locate(self, table: str, known: str | None = None) -> str | None:
-        """Location of the current metadata file; `known`, an earlier answer, may save work."""
+    def locate(self, table: str, known: Stored | None = None) -> Stored | None:
+        """The current metadata file; `known`, an earlier answer, may save work."""
         with self._errors():
             try:
                 if isinstance(self.catalog, FilesystemCatalog):
                     return self.catalog.locate(table, known)
-                return self.catalog.load_table((self.namespace, table)).metadata_location
+                # Other catalogs never use a name twice.
+                found = self.catalog.load_table((self.namespace, table))
+                return Stored(found.metadata_location, 0, 0)
             except (NoSuchTableError, NoSuchNamespaceError):
                 return None
 

@@ -68,9 +68,12 @@ class LocalDisk:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
 
-    def exists(self, location: str) -> bool:
+    def find(self, location: str) -> Stored | None:
         with self.errors(location):
-            return Path(self.path(location)).is_file()
+            try:
+                return _stored(self.path(location))
+            except (FileNotFoundError, NotADirectoryError):
+                return None
 
     def files(self, prefix: str) -> Iterator[Stored]:
         start = self.path(prefix)
@@ -81,10 +84,7 @@ class LocalDisk:
                     path = os.path.join(directory, name)
                     if path.startswith(start):
                         with suppress(FileNotFoundError):
-                            found = os.stat(path)
-                            yield Stored(
-                                SCHEME + path, found.st_size, found.st_mtime_ns // 1_000_000
-                            )
+                            yield _stored(path)
 
     def directories(self, directory: str) -> list[str]:
         with self.errors(directory):
@@ -150,6 +150,11 @@ def _translated(error: OSError, location: str) -> LakeUnavailableError | LakeRef
             code="ACCESS_DENIED",
         )
     return LakeUnavailableError(f"{location}: {error}", code="DISK_FAILED")
+
+
+def _stored(path: str) -> Stored:
+    found = os.stat(path)
+    return Stored(SCHEME + path, found.st_size, found.st_mtime_ns // 1_000_000)
 
 
 def _write_durably(path: str, content: bytes) -> None:

@@ -152,9 +152,9 @@ class ObjectStore:
     def write_lazily(self, location: str, content: bytes) -> None:
         self.write(location, content)
 
-    def exists(self, location: str) -> bool:
+    def find(self, location: str) -> Stored | None:
         # A listing, not HEAD: its errors come with a body that says what is wrong.
-        return any(found.location == location for found in self.files(location))
+        return next((found for found in self.files(location) if found.location == location), None)
 
     def files(self, prefix: str) -> Iterator[Stored]:
         bucket, key = _split(prefix)

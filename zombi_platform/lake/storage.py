@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A file that a listing found."""
+    """A file as the storage knows it; one that took another's place differs in size or time."""
 
     location: str
     bytes: int
@@ -42,7 +42,7 @@ class Backend(Protocol):
     def create(self, location: str, content: bytes) -> None: ...
     def write(self, location: str, content: bytes) -> None: ...
     def write_lazily(self, location: str, content: bytes) -> None: ...
-    def exists(self, location: str) -> bool: ...
+    def find(self, location: str) -> Stored | None: ...
     def files(self, prefix: str) -> Iterator[Stored]: ...
     def directories(self, directory: str) -> list[str]: ...
     def delete(self, locations: Sequence[str]) -> None: ...
@@ -112,8 +112,12 @@ class Storage:
         """Write a new file that may be lost in a crash without harm: it can be made again."""
         _backend(self).write_lazily(location, content)
 
+    def find(self, location: str) -> Stored | None:
+        """The file at exactly this location, if there is one."""
+        return _backend(self).find(location)
+
     def exists(self, location: str) -> bool:
-        return _backend(self).exists(location)
+        return self.find(location) is not None
 
     def files(self, prefix: str) -> Iterator[Stored]:
         """Every file whose location begins with the prefix."""

@@ -34,6 +34,8 @@ class Publish(msgspec.Struct, tag=True):
 
     table: str
     base: str
+    etag: str
+    """Another one means another base, even at the same location."""
     directory: str
     snapshot_id: int
     blocks: tuple[str, ...]

@@ -66,7 +66,6 @@ class _Spec(msgspec.Struct, rename="kebab"):
 class Base:
     """The committed table that a live snapshot is built on."""
 
-    location: str
     sections: Sections
     schema: Schema
     snapshot: _Snapshot | None
@@ -103,7 +102,6 @@ def read_base(location: str, content: bytes, files: FileIO) -> Base:
         () if snapshot is None else read_manifest_list(files.new_input(snapshot.manifest_list))
     )
     return Base(
-        location=location,
         sections=sections,
         schema=_schema(sections),
         snapshot=snapshot,

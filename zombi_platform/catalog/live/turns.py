@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -23,6 +23,7 @@ class Turns(Generic[T]):
         """The result of a run that begins after this call."""
         if self._next is None:
             self._next = asyncio.create_task(self._run(self._running))
+            self._next.add_done_callback(_look)
         # One who gives up must not take the result from the others.
         return await asyncio.shield(self._next)
 
@@ -31,3 +32,9 @@ class Turns(Generic[T]):
             await asyncio.wait([before])
         self._running, self._next = self._next, None
         return await self._work()
+
+
+def _look(task: asyncio.Task[Any]) -> None:
+    """Take note of a failure, for all who asked may have gone."""
+    if not task.cancelled():
+        task.exception()

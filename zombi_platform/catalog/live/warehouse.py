@@ -47,7 +47,7 @@ class RowsGoneError(TransientError):
 
 @dataclass(frozen=True, slots=True)
 class _Published:
-    """The last snapshot of a table: what it is made of, and its own files."""
+    """The last snapshot of a table: the etag of its base, its blocks, and its own files."""
 
     base: str
     blocks: tuple[Block, ...]
@@ -60,6 +60,8 @@ class _View:
     """What is known of one table; blocks may be staged that no snapshot has yet."""
 
     turns: Turns[LoadedTable]
+    base: str | None = None
+    """The etag that `state` belongs to."""
     state: LakeState | None = None
     blocks: tuple[Block, ...] = ()
     published: _Published | None = None
@@ -118,14 +120,14 @@ class LiveWarehouse:
 
     async def _build_once(self, table: str, view: _View) -> LoadedTable:
         base = await self._base(table)
-        if view.state is None or view.state.metadata_location != base.location:
-            view.state = read_state(table, base.location, base.content)
+        if view.state is None or view.base != base.etag:
+            view.base, view.state = base.etag, read_state(table, base.location, base.content)
         state = view.state
         check_lineage(state)
         hot = self._look(table, state)
         plan = plan_blocks(view.blocks, state.watermarks, hot, time.monotonic())
         now = view.published
-        if now and not plan.missing and (now.base, now.blocks) == (base.location, plan.kept):
+        if now and not plan.missing and (now.base, now.blocks) == (base.etag, plan.kept):
             return now.loaded
         await self._retire(view, plan.kept)
         for ranges in plan.missing:
@@ -195,11 +197,13 @@ class LiveWarehouse:
         self, table: str, base: LoadedTable, blocks: tuple[Block, ...]
     ) -> _Published:
         locations = tuple(block.location for block in blocks)
-        snapshot_id = _snapshot_id(base.location, locations)
-        request = Publish(table, base.location, self._directory(table), snapshot_id, locations)
+        snapshot_id = _snapshot_id(base.etag, locations)
+        request = Publish(
+            table, base.location, base.etag, self._directory(table), snapshot_id, locations
+        )
         made, content = await self._in_thread(self._process.publish, request)
         loaded = LoadedTable(made.location, content, f'"live-{snapshot_id}"')
-        return _Published(base.location, blocks, made.files, loaded)
+        return _Published(base.etag, blocks, made.files, loaded)
 
     # Names and threads
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO, Final
 
 import msgspec
@@ -44,14 +45,16 @@ from zombi_platform.lake.storage import Storage
 
 NICENESS: Final = 5
 BASES_MAX: Final = 64
+WRITES_MAX: Final = 3
 
 
 class Worker:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._io = StorageIO(io_properties(storage))
+        self._threads = ThreadPoolExecutor(WRITES_MAX)
         self._blocks: dict[str, DataFile] = {}
-        self._bases: dict[str, Base] = {}
+        self._bases: dict[str, tuple[str, Base]] = {}
 
     def stage(self, request: Stage, rows: pa.Table) -> Done:
         content = write_block(request.table, request.ranges, rows)
@@ -70,8 +73,8 @@ class Worker:
         content = join(metadata_of(base, blocks, request.snapshot_id, listed, request.directory))
         location = f"{stem}.metadata.json"
         files[location] = content
-        for place, data in files.items():
-            self._storage.write_lazily(place, data)
+        # At once: in a bucket each takes as long as all of them.
+        list(self._threads.map(self._storage.write_lazily, files, files.values()))
         return Published(location, tuple(files), len(content)), content
 
     def forget(self, request: Forget) -> Done:
@@ -80,11 +83,11 @@ class Worker:
         return Done()
 
     def _base(self, request: Publish) -> Base:
-        base = self._bases.pop(request.table, None)
-        if base is None or base.location != request.base:
+        etag, base = self._bases.pop(request.table, (None, None))
+        if base is None or etag != request.etag:
             base = read_base(request.base, plain(self._storage.read(request.base)), self._io)
         # Put back as the latest used.
-        self._bases[request.table] = base
+        self._bases[request.table] = request.etag, base
         while len(self._bases) > BASES_MAX:
             del self._bases[next(iter(self._bases))]
         return base

@@ -269,9 +269,8 @@ def _commit_routes(state: GatewayState) -> APIRouter:
         _check_table(state, namespace, table)
         who.require("pipeline", table)
         body = await read_body(request, state, state.settings.max_body_mb * 2**20)
-        loaded = await state.lake.commit(table, body)
-        body = load_answer(loaded.location, loaded.content, {})
-        return Response(body, headers={"etag": loaded.etag}, media_type="application/json")
+        location, content = await state.lake.commit(table, body)
+        return Response(load_answer(location, content, {}), media_type="application/json")
 
     return router
 
