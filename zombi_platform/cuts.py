@@ -86,6 +86,8 @@ class Cut:
     staged_splits: tuple[int, ...] = ()
     snapshot_id: int | None = None
     committed_ms: int | None = None
+    mark: str = ""
+    """Random: tells the cut from one of the same number and ranges of another gateway."""
 
     @property
     def events(self) -> int:

@@ -9,6 +9,7 @@ Whether the lake really holds a cut is asked by the caller, never assumed here.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -47,6 +48,7 @@ from zombi_platform.hot.store import Store, View
 from zombi_platform.hot.tombstones import Tombstones
 
 CUTS_MAX: Final = 10_000
+MARK_BYTES: Final = 8
 """Most cuts of a table that are not cleaned yet."""
 
 
@@ -362,6 +364,7 @@ def _record_cut(
         oldest_ms=now_ms - int(age_secs * 1000),
         ranges=_joined(splits),
         splits=tuple(splits),
+        mark=secrets.token_hex(MARK_BYTES),
     )
     # The lake must never be ahead of what a crash leaves here.
     store.secure()

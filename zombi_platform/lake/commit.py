@@ -53,9 +53,11 @@ from zombi_platform.lake.state import (
     EVENTS,
     HIGH_WATERMARK,
     LAST_SNAPSHOT,
+    MARK,
     WATERMARK,
     LakeState,
     check_lineage,
+    check_marks,
     write_cuts,
 )
 
@@ -126,6 +128,7 @@ def remaining(state: LakeState, cuts: Sequence[Cut]) -> Sequence[Cut]:
     found = {partition: state.watermarks.get(partition, 0) for partition in marks}
     for done in range(len(cuts) + 1):
         if found == marks:
+            check_marks(state, cuts[:done])
             return cuts[done:]
         if done < len(cuts):
             marks |= cuts[done].ends
@@ -187,6 +190,7 @@ class _Attempt:
     def _updates(self, plan: ManifestPlan) -> tuple[TableUpdate, ...]:
         ends = _ends(self._cuts)
         properties = {f"{WATERMARK}{partition}": str(end) for partition, end in ends.items()}
+        properties |= {f"{MARK}{p}": cut.mark for cut in self._cuts for p in cut.ends}
         properties[LAST_SNAPSHOT] = str(self.snapshot_id)
         updates: tuple[TableUpdate, ...] = (
             AddSnapshotUpdate(snapshot=self._snapshot(plan)),

@@ -18,6 +18,7 @@ from zombi_platform.errors import CorruptionError, LakeConflictError
 
 WATERMARK: Final = "zombi.watermark."
 HIGH_WATERMARK: Final = "zombi.high_watermark."
+MARK: Final = "zombi.mark."
 CUTS: Final = "zombi.cuts"
 EVENTS: Final = "zombi.events"
 LAST_SNAPSHOT: Final = "zombi.snapshot"
@@ -32,6 +33,8 @@ class LakeSnapshot:
     timestamp_ms: int
     operation: str
     cuts: Mapping[int, int]
+    marks: Mapping[int, str]
+    """The marks of those cuts."""
     watermarks: Mapping[int, int]
     added_records: int
 
@@ -46,6 +49,8 @@ class LakeState:
     metadata_location: str
     snapshot_id: int | None
     watermarks: Mapping[int, int]
+    marks: Mapping[int, str]
+    """Of each partition: the mark of the cut that moved its watermark last."""
     lineage: tuple[LakeSnapshot, ...]
     """The current snapshot, its parent, and so on as far as they are kept."""
     last_zombi_snapshot: int | None
@@ -96,6 +101,7 @@ def read_state(table: str, metadata_location: str, content: bytes | str) -> Lake
             if metadata.current_snapshot_id in by_id
             else None,
             watermarks=watermarks_of(metadata.properties),
+            marks=marks_of(metadata.properties),
             lineage=tuple(_lineage(metadata.current_snapshot_id, by_id)),
             last_zombi_snapshot=last_snapshot_of(metadata.properties),
             snapshot_ids=frozenset(by_id),
@@ -113,18 +119,28 @@ def watermarks_of(properties: Mapping[str, str]) -> dict[int, int]:
     }
 
 
+def marks_of(properties: Mapping[str, str]) -> dict[int, str]:
+    return {
+        int(name.removeprefix(MARK)): value
+        for name, value in properties.items()
+        if name.startswith(MARK)
+    }
+
+
 def last_snapshot_of(properties: Mapping[str, str]) -> int | None:
     return int(properties[LAST_SNAPSHOT]) if LAST_SNAPSHOT in properties else None
 
 
 def write_cuts(cuts: Sequence[Cut]) -> str:
-    """Cuts and their events as a snapshot's summary has them: `7:1000 8:25`."""
-    return " ".join(f"{cut.id}:{cut.events}" for cut in cuts)
+    """Cuts, their events and marks as a snapshot's summary has them: `7:1000:9f3c 8:25:07aa`."""
+    return " ".join(f"{cut.id}:{cut.events}:{cut.mark}" for cut in cuts)
 
 
-def _read_cuts(text: str) -> dict[int, int]:
-    pairs = (item.partition(":") for item in text.split())
-    return {int(cut): int(events) for cut, _, events in pairs}
+def _read_cuts(text: str) -> tuple[dict[int, int], dict[int, str]]:
+    """The events and the marks of each cut."""
+    items = [item.split(":") for item in text.split()]
+    events = {int(cut): int(count) for cut, count, *_ in items}
+    return events, {int(cut): rest[0] for cut, _, *rest in items if rest}
 
 
 def _lineage(current: int | None, by_id: Mapping[int, _Snapshot]) -> list[LakeSnapshot]:
@@ -132,13 +148,15 @@ def _lineage(current: int | None, by_id: Mapping[int, _Snapshot]) -> list[LakeSn
     while current is not None and current in by_id and len(found) < len(by_id):
         snapshot = by_id[current]
         summary = snapshot.summary
+        cuts, marks = _read_cuts(summary.get(CUTS, ""))
         found.append(
             LakeSnapshot(
                 id=snapshot.snapshot_id,
                 parent_id=snapshot.parent_snapshot_id,
                 timestamp_ms=snapshot.timestamp_ms,
                 operation=summary.get("operation", ""),
-                cuts=_read_cuts(summary.get(CUTS, "")),
+                cuts=cuts,
+                marks=marks,
                 watermarks=watermarks_of(summary),
                 added_records=int(summary.get("added-records", "0")),
             )
@@ -191,12 +209,30 @@ def _find(state: LakeState, cut: Cut) -> int | None:
         if cut.id in snapshot.cuts and _carries(snapshot, cut):
             _check_records(state, snapshot, cut)
             return snapshot.id
+    check_marks(state, [cut])
     # Expired since; `check_lineage` saw that the commits made here are all in the history.
     return None
 
 
+def check_marks(state: LakeState, cuts: Sequence[Cut]) -> None:
+    """Raise if another gateway's events stand where the last of these cuts would."""
+    last = {partition: cut for cut in cuts for partition in cut.ends}
+    for partition, cut in last.items():
+        here = state.watermarks.get(partition, 0) == cut.ends[partition]
+        if here and state.marks.get(partition, cut.mark) != cut.mark:
+            raise LakeConflictError(
+                f"table {state.table!r} stands at {cut.ends[partition]} in partition {partition}, "
+                f"where cut {cut.id} ends, but other events were committed there. Another gateway "
+                "writes the same partition of the same table: give each its own partitions or "
+                "its own table",
+                code="FENCE_MISMATCH",
+            )
+
+
 def _carries(snapshot: LakeSnapshot, cut: Cut) -> bool:
     """Whether it is this cut, not one of the same number from another gateway."""
+    if snapshot.marks.get(cut.id, cut.mark) != cut.mark:
+        return False
     return not snapshot.watermarks or all(
         snapshot.watermarks.get(partition, 0) >= end for partition, end in cut.ends.items()
     )
