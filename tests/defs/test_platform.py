@@ -232,6 +232,31 @@ def test_a_flush_by_hand_during_a_run_doubles_nothing(here: Here) -> None:
     here.settle(oracle)
 
 
+def test_what_came_without_dagster_is_flushed_when_it_returns(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    quick = {**QUICK, "pipeline_silence_secs": "1"}
+    with up(home, "--no-dagster", "--engine=arrow", **quick) as alone:
+        url = alone.services["gateway"]
+        oracle = Oracle(url, "alone")
+        with httpx.Client(base_url=url) as http:
+            oracle.write(http)
+            wait_until(lambda: pipeline_status(http) == "warning", "the gateway misses a pipeline")
+            oracle.write(http)
+    with up(home, "--engine=arrow", **quick) as platform:
+        here = Here(platform)
+        here.settle(oracle)
+        assert len(oracle.acked) == 1000
+        with httpx.Client(base_url=here.url) as http:
+            assert pipeline_status(http) == "ok"
+        here.close()
+
+
+def pipeline_status(http: httpx.Client) -> str:
+    answer = http.get("/health/ready")
+    assert answer.status_code == 200
+    return str(answer.json()["pipeline"]["status"])
+
+
 def test_two_platforms_on_one_lake_double_nothing(tmp_path: Path) -> None:
     shared = {**QUICK, "warehouse": str(tmp_path / "lake")}
     with (

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import os
 import socket
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import typer
 from rich.console import Console
@@ -18,6 +18,8 @@ from zombi_platform.settings import Settings, remarks
 if TYPE_CHECKING:
     from zombi_platform.supervisor.running import HomeLock
     from zombi_platform.supervisor.services import Plan
+
+OVERVIEW_WIDTH_MIN: Final = 120
 
 
 def up(
@@ -51,7 +53,10 @@ async def _supervise(plan: Plan, lock: HomeLock) -> None:
 
     def started() -> None:
         lock.tell({service.name: service.address for service in plan.services})
-        Console().print(_overview(plan))
+        console = Console()
+        # A pipe or a log has no width of its own, and links must not be cut.
+        console.width = max(console.width, OVERVIEW_WIDTH_MIN)
+        console.print(_overview(plan))
 
     await Supervisor(plan, lock.fd, _say).run(started)
 

@@ -42,6 +42,6 @@ def read_hour(lake: Lake, table: str, hour: int) -> Hour:
             events=sum(batch.num_rows for batch in counted),
             bytes=sum(file.file_size_in_bytes for file in files),
             files=len(files),
-            sample=sample,
+            sample=sample.select(SAMPLE_COLUMNS),
             snapshot_id=state.snapshot_id,
         )

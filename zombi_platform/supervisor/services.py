@@ -139,6 +139,7 @@ def _dagster(settings: Settings, environ: Mapping[str, str], home: Path) -> list
         command=(
             *(_program("dagster"), "api", "grpc", "--socket", str(socket)),
             *("--module-name", "zombi_platform.definitions", "--location-name", LOCATION),
+            *("--log-level", "warning"),
         ),
         environ=environ,
         probe=probes.unix(socket),
@@ -160,7 +161,11 @@ def _dagster(settings: Settings, environ: Mapping[str, str], home: Path) -> list
     )
     daemon = Service(
         name="daemon",
-        command=(_program("dagster-daemon"), "run", "--workspace", str(workspace)),
+        command=(
+            *(_program("dagster-daemon"), "run", "--workspace", str(workspace)),
+            # Its every tick would be a line; the UI shows them better.
+            *("--log-level", "warning"),
+        ),
         environ=environ,
         probe=probes.dagster_daemon(LOOPBACK, port),
         address="-",
