@@ -114,6 +114,28 @@ def test_an_unchanged_view_is_not_made_again(gateway: Gateway) -> None:
     assert HTTP.get(url, headers=known).status_code == 200
 
 
+def test_loads_and_staged_events_are_counted(gateway: Gateway) -> None:
+    def figures() -> dict[str, float]:
+        lines = HTTP.get(f"{gateway.url}/metrics").text.splitlines()
+        return {
+            name: float(value)
+            for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")
+        }
+
+    before = figures()
+    send(gateway, "counted", 3)
+    for _ in range(2):
+        HTTP.get(table_url(gateway, "counted", "live"))
+    HTTP.get(table_url(gateway, "counted"))
+    after = figures()
+    names = [
+        "zombi_live_staged_events_total",
+        "zombi_live_load_seconds_count",
+        "zombi_lake_load_seconds_count",
+    ]
+    assert [after[name] - before[name] for name in names] == [3, 2, 1]
+
+
 def test_loads_at_once_share_staging_and_all_see_their_own_events(gateway: Gateway) -> None:
     catalog = rest_catalog(gateway, "live")
 

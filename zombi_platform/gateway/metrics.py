@@ -80,6 +80,9 @@ class Metrics(Collector):
         self.read_seconds = Histogram(SECONDS)
         self.group_events = Histogram(SIZES)
         self.store_seconds = Histogram(SECONDS)
+        self.lake_load_seconds = Histogram(SECONDS)
+        self.live_load_seconds = Histogram(SECONDS)
+        self.live_staged_events = 0
         self._tables: dict[str, int] = {}
         self._write_rate, self._read_rate = Rate(), Rate()
 
@@ -102,6 +105,10 @@ class Metrics(Collector):
         self.reads += 1
         self.read_records += records
         self.read_seconds.observe(seconds)
+
+    def staged(self, events: int) -> None:
+        """Hot events were written for the live view."""
+        self.live_staged_events += events
 
     def render(self) -> bytes:
         return generate_latest(self._registry)
@@ -164,6 +171,17 @@ class Metrics(Collector):
         yield self.read_seconds.family("zombi_read_seconds", "Latency of read requests")
         yield self.group_events.family("zombi_group_events", "Events in a group commit")
         yield self.store_seconds.family("zombi_store_seconds", "Time to make a group durable")
+        yield self.lake_load_seconds.family(
+            "zombi_lake_load_seconds", "Latency of table loads, committed events"
+        )
+        yield self.live_load_seconds.family(
+            "zombi_live_load_seconds", "Latency of table loads, live events"
+        )
+        yield counter(
+            "zombi_live_staged_events",
+            "Hot events written as Parquet for the live view, merges included",
+            self.live_staged_events,
+        )
         events = counter("zombi_table_events", "Events written by table", labels=["table"])
         for table, count in self._tables.items():
             events.add_metric([table], count)

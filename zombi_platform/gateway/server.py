@@ -47,6 +47,10 @@ def run(settings: Settings) -> int:
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    if settings.log_level != "debug":
+        # They tell of every file that is opened.
+        for library in ("pyiceberg", "botocore"):
+            logging.getLogger(library).setLevel(logging.WARNING)
     check_bind(settings.host, settings)
     _raise_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -66,7 +70,7 @@ async def _serve(settings: Settings) -> None:
         lake = Lake(settings)
         committed = LakeWarehouse(lake)
         stack.callback(committed.close)
-        live = LiveWarehouse(lake, committed, hot)
+        live = LiveWarehouse(lake, committed, hot, metrics.staged)
         stack.push_async_callback(live.close)
         view = LakeView(lake)
         stack.callback(view.close)

@@ -70,10 +70,17 @@ class _View:
 class LiveWarehouse:
     """Made and used in the gateway's event loop; one thread talks to the staging process."""
 
-    def __init__(self, lake: Lake, committed: LakeWarehouse, hot: HotBuffer) -> None:
+    def __init__(
+        self,
+        lake: Lake,
+        committed: LakeWarehouse,
+        hot: HotBuffer,
+        on_staged: Callable[[int], None] | None = None,
+    ) -> None:
         self._lake = lake
         self._committed = committed
         self._hot = hot
+        self._on_staged = on_staged
         self._process = StagingProcess(lake.storage)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="live")
         self._views: dict[str, _View] = {}
@@ -180,7 +187,10 @@ class LiveWarehouse:
     async def _stage(self, table: str, ranges: tuple[Range, ...]) -> Block:
         location = f"{self._directory(table)}/{secrets.token_hex(16)}.parquet"
         await self._in_thread(self._stage_now, Stage(table, location, ranges))
-        return Block(location, ranges, time.monotonic())
+        block = Block(location, ranges, time.monotonic())
+        if self._on_staged is not None:
+            self._on_staged(block.events)
+        return block
 
     def _stage_now(self, request: Stage) -> None:
         try:

@@ -7,6 +7,7 @@ what `/v1/config` advertises is exactly what there is.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, Protocol
 
@@ -17,6 +18,7 @@ from zombi_platform.catalog.metadata import load_answer
 from zombi_platform.catalog.warehouse import LoadedTable, Snapshots, no_table
 from zombi_platform.errors import ForbiddenError, InvalidRequestError, NotFoundError
 from zombi_platform.events import TABLE_NAME
+from zombi_platform.gateway.metrics import Histogram
 from zombi_platform.gateway.openapi import CATALOG, SIGNED_IN, iceberg_errors
 from zombi_platform.gateway.requests import caller, read_body
 from zombi_platform.gateway.state import GatewayState
@@ -82,10 +84,12 @@ def iceberg_routes(state: GatewayState) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=[CATALOG])
     router.include_router(_config_routes(state))
     for prefix in ("", "/lake", "/live"):
-        live = prefix == "/live"
+        live, metrics = prefix == "/live", state.metrics
         for made in (
             _namespace_routes(state),
-            _table_routes(state, state.live if live else state.lake),
+            _table_routes(state, state.live, metrics.live_load_seconds)
+            if live
+            else _table_routes(state, state.lake, metrics.lake_load_seconds),
             _refusal_routes(state) if live else _commit_routes(state),
         ):
             # Without a prefix they are the same as with `/lake`, and described there.
@@ -175,7 +179,7 @@ def _namespace_routes(state: GatewayState) -> APIRouter:
     return router
 
 
-def _table_routes(state: GatewayState, warehouse: Warehouse) -> APIRouter:
+def _table_routes(state: GatewayState, warehouse: Warehouse, load_seconds: Histogram) -> APIRouter:
     router = APIRouter()
 
     @router.get(
@@ -218,7 +222,9 @@ def _table_routes(state: GatewayState, warehouse: Warehouse) -> APIRouter:
         ] = "all",
     ) -> Response:
         _check_reader(state, request, namespace, table)
+        started = time.perf_counter()
         loaded = await warehouse.load(table, snapshots)
+        load_seconds.observe(time.perf_counter() - started)
         headers = {"etag": loaded.etag}
         if loaded.etag in _known_etags(request):
             return Response(status_code=304, headers=headers)
