@@ -7,7 +7,8 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --for
 VERSITYGW := $(or $(GOPATH),$(HOME)/go)/bin/versitygw
 
 .DEFAULT_GOAL := venv
-.PHONY: venv up test test-integration lint format memory bench bench-gateway bench-pipeline bench-live bench-runs \
+.PHONY: venv up test test-integration lint format memory bench bench-gateway bench-pipeline bench-flushes \
+	bench-live bench-runs \
 	lock clean help
 
 venv: $(STAMP) ## make or refresh .venv from the lock
@@ -34,7 +35,7 @@ format: $(STAMP) ## rewrite the code in the house format
 memory: $(STAMP) ## measure the gateway's memory through 20 million events; options: ARGS="--help"
 	$(BIN)/python -m bench.memory $(ARGS)
 
-bench: bench-gateway bench-pipeline bench-live bench-runs ## measure what an event costs, from the request to Iceberg
+bench: bench-gateway bench-pipeline bench-flushes bench-live bench-runs ## measure what an event costs, from the request to Iceberg
 
 bench-gateway: $(STAMP) ## measure the gateway; options: ARGS="--help"
 	@command -v wrk >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get install -y -qq wrk; } || true
@@ -42,6 +43,9 @@ bench-gateway: $(STAMP) ## measure the gateway; options: ARGS="--help"
 
 bench-pipeline: $(STAMP) ## measure the way from hot to Iceberg; options: ARGS="--help"
 	$(BIN)/python -m bench.pipeline $(ARGS)
+
+bench-flushes: $(STAMP) ## measure one flush after hundreds of others; options: ARGS="--help"
+	$(BIN)/python -m bench.flushes $(ARGS)
 
 bench-live: $(STAMP) ## measure live reads; options: ARGS="--help"
 	$(BIN)/python -m bench.live $(ARGS)
