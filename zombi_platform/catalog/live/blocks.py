@@ -21,8 +21,8 @@ BLOCK_EVENTS_MAX: Final = 262_144
 BLOCK_BYTES_MAX: Final = 64 * 2**20
 """A block is begun anew past either; one that has half as many is never merged again."""
 BLOCK_AGE_SECS_MAX: Final = 6 * 3600
-"""No snapshot refers to a block staged longer ago: whoever finds an older file may delete
-it after the longest query, without knowing who made it."""
+"""No answer refers to a block staged or a snapshot made longer ago: whoever finds an older file
+may delete it after the longest query, without knowing who made it."""
 
 
 class CoverError(TransientError):

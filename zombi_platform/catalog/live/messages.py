@@ -37,6 +37,8 @@ class Publish(msgspec.Struct, tag=True):
     etag: str
     """Another one means another base, even at the same location."""
     directory: str
+    name: str
+    """How the names of its files begin."""
     snapshot_id: int
     blocks: tuple[str, ...]
 

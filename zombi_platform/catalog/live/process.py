@@ -6,10 +6,10 @@ replaced at the next call; the blocks it knew are lost with it and must be stage
 
 from __future__ import annotations
 
-import selectors
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import IO, Final
 
@@ -28,11 +28,11 @@ from zombi_platform.catalog.live.messages import (
     Stage,
     Unknown,
 )
-from zombi_platform.errors import TransientError
+from zombi_platform.errors import TransientError, ZombiError
 from zombi_platform.events import COLUMNS
 from zombi_platform.lake.storage import Storage
 
-SILENCE_SECS_MAX: Final = 120.0
+CALL_SECS_MAX: Final = 120.0
 STOP_SECS_MAX: Final = 5.0
 
 
@@ -52,7 +52,8 @@ class StagingProcess:
         if self._process is None:
             self._start()
 
-    def stage(self, request: Stage, batches: Sequence[pa.RecordBatch]) -> None:
+    def stage(self, request: Stage, batches: Iterable[pa.RecordBatch]) -> None:
+        """Have the rows written; whatever their source raises is raised here."""
         reply, _ = self._call(request, batches)
         assert isinstance(reply, Done)
 
@@ -78,21 +79,29 @@ class StagingProcess:
         self._reap()
 
     def _call(
-        self, request: Request, batches: Sequence[pa.RecordBatch] | None = None
+        self, request: Request, batches: Iterable[pa.RecordBatch] | None = None
     ) -> tuple[Reply, bytes]:
         process = self._process or self._start()
+        # A process that hangs is as good as dead, and reading or writing on ends when it is.
+        watchdog = threading.Timer(CALL_SECS_MAX, process.kill)
+        watchdog.start()
+        failure = None
         try:
             assert process.stdin is not None
             assert process.stdout is not None
             process.stdin.write(messages.line(request))
             if batches is not None:
-                _send(process.stdin, batches)
+                failure = _send(process.stdin, batches)
             process.stdin.flush()
             reply, content = _receive(process.stdout)
-        except (OSError, EOFError, TimeoutError) as error:
+        except (OSError, EOFError) as error:
             process.kill()
             code = self._reap()
             raise StagerDiedError(f"the staging process died (exit code {code})") from error
+        finally:
+            watchdog.cancel()
+        if failure is not None:
+            raise failure
         if isinstance(reply, Unknown):
             raise StagerDiedError("the staging process has died and begun anew")
         if isinstance(reply, Failed):
@@ -123,25 +132,22 @@ class StagingProcess:
         return code
 
 
-def _send(pipe: IO[bytes], batches: Sequence[pa.RecordBatch]) -> None:
+def _send(pipe: IO[bytes], batches: Iterable[pa.RecordBatch]) -> ZombiError | None:
+    """Send rows as they come; if their source fails, the stream ends early, so that the other
+    end refuses it and is ready for the next request."""
     with pa.ipc.new_stream(pa.PythonFile(pipe, "w"), COLUMNS) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
+        try:
+            for batch in batches:
+                writer.write_batch(batch)
+        except ZombiError as error:
+            return error
+    return None
 
 
 def _receive(pipe: IO[bytes]) -> tuple[Reply, bytes]:
-    _wait(pipe)
     line = pipe.readline()
     if not line:
         raise EOFError
     reply = messages.replies.decode(line)
     content = pipe.read(reply.size) if isinstance(reply, Published) else b""
     return reply, content
-
-
-def _wait(pipe: IO[bytes]) -> None:
-    """Until the process answers, at most for a while."""
-    with selectors.DefaultSelector() as selector:
-        selector.register(pipe, selectors.EVENT_READ)
-        if not selector.select(SILENCE_SECS_MAX):
-            raise TimeoutError

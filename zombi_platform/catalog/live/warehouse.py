@@ -14,12 +14,22 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from zombi_platform.catalog.live.blocks import Block, CoverError, Hot, check_cover, plan_blocks
+import pyarrow as pa
+
+from zombi_platform.catalog.live.blocks import (
+    BLOCK_AGE_SECS_MAX,
+    Block,
+    CoverError,
+    Hot,
+    Plan,
+    check_cover,
+    plan_blocks,
+)
 from zombi_platform.catalog.live.graves import Graves
 from zombi_platform.catalog.live.messages import Forget, Publish, Stage
 from zombi_platform.catalog.live.process import StagerDiedError, StagingProcess
@@ -53,6 +63,15 @@ class _Published:
     blocks: tuple[Block, ...]
     files: tuple[str, ...]
     loaded: LoadedTable
+    made_at: float
+
+    def serves(self, base: LoadedTable, plan: Plan, now: float) -> bool:
+        """Whether it is what a load at this moment would make, and its files are young."""
+        return (
+            not plan.missing
+            and (self.base, self.blocks) == (base.etag, plan.kept)
+            and now - self.made_at <= BLOCK_AGE_SECS_MAX
+        )
 
 
 @dataclass(slots=True)
@@ -132,20 +151,23 @@ class LiveWarehouse:
         state = view.state
         check_lineage(state)
         hot = self._look(table, state)
-        plan = plan_blocks(view.blocks, state.watermarks, hot, time.monotonic())
-        now = view.published
-        if now and not plan.missing and (now.base, now.blocks) == (base.etag, plan.kept):
-            return now.loaded
+        now = time.monotonic()
+        plan = plan_blocks(view.blocks, state.watermarks, hot, now)
+        before = view.published
+        if before is not None and before.serves(base, plan, now):
+            return before.loaded
         await self._retire(view, plan.kept)
         for ranges in plan.missing:
-            view.blocks += (await self._stage(table, ranges),)
+            block = await self._stage(table, ranges)
+            # Read after the wait: if the staging process died meanwhile, they are gone.
+            view.blocks = (*view.blocks, block)
         highs = {member.partition: member.last for member in hot}
         check_cover(view.blocks, state.watermarks, highs)
         if not view.blocks and state.snapshot_id is None:
             return base
         view.published = await self._publish(table, base, view.blocks)
-        if now is not None:
-            self._graves.add(now.files)
+        if before is not None:
+            self._graves.add(before.files)
         return view.published.loaded
 
     async def _base(self, table: str) -> LoadedTable:
@@ -194,26 +216,33 @@ class LiveWarehouse:
 
     def _stage_now(self, request: Stage) -> None:
         try:
-            batches = [
-                batch
-                for part in request.ranges
-                for batch in self._hot.scan(request.table, part.partition, part.first, part.last)
-            ]
+            self._process.stage(request, self._rows(request))
         except NotFoundError as error:
             raise RowsGoneError(str(error)) from error
-        self._process.stage(request, batches)
+
+    def _rows(self, request: Stage) -> Iterator[pa.RecordBatch]:
+        for part in request.ranges:
+            yield from self._hot.scan(request.table, part.partition, part.first, part.last)
 
     async def _publish(
         self, table: str, base: LoadedTable, blocks: tuple[Block, ...]
     ) -> _Published:
         locations = tuple(block.location for block in blocks)
         snapshot_id = _snapshot_id(base.etag, locations)
+        # Not by the id alone: the files of the same snapshot, made earlier, may be dying.
+        name = f"{snapshot_id}-{secrets.token_hex(8)}"
         request = Publish(
-            table, base.location, base.etag, self._directory(table), snapshot_id, locations
+            table=table,
+            base=base.location,
+            etag=base.etag,
+            directory=self._directory(table),
+            name=name,
+            snapshot_id=snapshot_id,
+            blocks=locations,
         )
         made, content = await self._in_thread(self._process.publish, request)
-        loaded = LoadedTable(made.location, content, f'"live-{snapshot_id}"')
-        return _Published(base.etag, blocks, made.files, loaded)
+        loaded = LoadedTable(made.location, content, f'"{name}"')
+        return _Published(base.etag, blocks, made.files, loaded, time.monotonic())
 
     # Names and threads
 

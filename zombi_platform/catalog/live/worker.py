@@ -67,7 +67,7 @@ class Worker:
             return Unknown(), b""
         base = self._base(request)
         blocks = [self._blocks[location] for location in request.blocks]
-        stem = f"{request.directory}/{request.snapshot_id}"
+        stem = f"{request.directory}/{request.name}"
         files = manifests_of(base, blocks, request.snapshot_id, stem)
         listed = list(files)[-1] if files else None
         content = join(metadata_of(base, blocks, request.snapshot_id, listed, request.directory))
