@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.gateway import Gateway, running
-from zombi_platform.errors import LakeConflictError
+from zombi_platform.errors import LakeConflictError, ZombiError
 from zombi_platform.pipeline import Pipeline
 from zombi_platform.settings import Settings
 
@@ -51,3 +51,9 @@ def test_the_same_range_of_another_gateway_is_not_taken_for_ours(tmp_path: Path)
         with pytest.raises(LakeConflictError):
             flush(two, lake)
         assert len(hot_events(two)) == 5
+    # A start looks lost outcomes up in the lake; this one is not its own.
+    with running(tmp_path / "two", warehouse=str(lake)) as two:
+        with pytest.raises(ZombiError) as stopped:
+            flush(two, lake)
+        assert stopped.value.code == "FENCE_MISMATCH"
+        assert hot_events(two) == [f"theirs-{number}" for number in range(5)]

@@ -48,8 +48,8 @@ from zombi_platform.hot.store import Store, View
 from zombi_platform.hot.tombstones import Tombstones
 
 CUTS_MAX: Final = 10_000
-MARK_BYTES: Final = 8
 """Most cuts of a table that are not cleaned yet."""
+MARK_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)

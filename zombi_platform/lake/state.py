@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from zombi_platform.cuts import Cut
+from zombi_platform.cuts import Cut, CutState
 from zombi_platform.errors import CorruptionError, LakeConflictError
 
 WATERMARK: Final = "zombi.watermark."
@@ -209,8 +209,13 @@ def _find(state: LakeState, cut: Cut) -> int | None:
         if cut.id in snapshot.cuts and _carries(snapshot, cut):
             _check_records(state, snapshot, cut)
             return snapshot.id
-    check_marks(state, [cut])
-    # Expired since; `check_lineage` saw that the commits made here are all in the history.
+    if cut.state is CutState.COMMITTED:
+        # It was found before and has expired since, which takes no event away; `check_lineage`
+        # saw that the commits made here are all in the history.
+        return None
+    for partition, end in cut.ends.items():
+        if state.watermarks[partition] != end or state.marks.get(partition) != cut.mark:
+            raise _foreign(state, cut, partition)
     return None
 
 
@@ -220,13 +225,17 @@ def check_marks(state: LakeState, cuts: Sequence[Cut]) -> None:
     for partition, cut in last.items():
         here = state.watermarks.get(partition, 0) == cut.ends[partition]
         if here and state.marks.get(partition, cut.mark) != cut.mark:
-            raise LakeConflictError(
-                f"table {state.table!r} stands at {cut.ends[partition]} in partition {partition}, "
-                f"where cut {cut.id} ends, but other events were committed there. Another gateway "
-                "writes the same partition of the same table: give each its own partitions or "
-                "its own table",
-                code="FENCE_MISMATCH",
-            )
+            raise _foreign(state, cut, partition)
+
+
+def _foreign(state: LakeState, cut: Cut, partition: int) -> LakeConflictError:
+    return LakeConflictError(
+        f"table {state.table!r} stands at {state.watermarks[partition]} in partition {partition}, "
+        f"cut {cut.id} ends at {cut.ends[partition]}, but other events were committed there. "
+        "Another gateway writes the same partition of the same table: give each its own "
+        "partitions or its own table",
+        code="FENCE_MISMATCH",
+    )
 
 
 def _carries(snapshot: LakeSnapshot, cut: Cut) -> bool:
