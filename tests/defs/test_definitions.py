@@ -93,7 +93,7 @@ def test_jobs_sensors_and_schedules(loaded: dg.Definitions) -> None:
         for sensor in repository.sensor_defs
     } == {
         "tables_due": ("RUNNING", 5),
-        "failed_runs": ("RUNNING", 5),
+        "failed_runs": ("RUNNING", 15),
         "old_runs": ("RUNNING", 600),
     }
     assert {

@@ -7,6 +7,8 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -111,6 +113,24 @@ def test_a_flush_is_triggered_and_watched_from_the_ui(here: Here) -> None:
     (found,) = snapshot["assetChecksOrError"]["checks"]
     assert (found["name"], found["blocking"]) == ("rows_reconcile", True)
     assert found["executionForLatestMaterialization"]["evaluation"]["success"]
+
+
+def test_a_run_waits_for_the_lease_of_another_worker_and_may_be_cancelled(here: Here) -> None:
+    here.settle(here.send("waiting"))
+    wait_until(lambda: not leases(here, "waiting"), "the flush has given its lease back")
+    lease = here.gateway.lease("waiting", "somebody")
+    run_id = here.ui.launch("flush", "waiting")
+
+    def waits() -> bool:
+        here.gateway.renew(lease)
+        steps = here.ui.run(run_id)["stepStats"]
+        return any(step["status"] == "UP_FOR_RETRY" or step["attempts"] for step in steps)
+
+    wait_until(waits, "the run has met the lease", every_secs=1)
+    here.ui.terminate(run_id)
+    assert here.ui.wait(run_id)["status"] == "CANCELED"
+    here.gateway.release(lease)
+    here.settle(here.send("waiting"))
 
 
 def test_a_failed_run_is_executed_again_from_its_failed_step(here: Here) -> None:
@@ -259,10 +279,9 @@ def pipeline_status(http: httpx.Client) -> str:
 
 def test_two_platforms_on_one_lake_double_nothing(tmp_path: Path) -> None:
     shared = {**QUICK, "warehouse": str(tmp_path / "lake")}
-    with (
-        up(tmp_path / "one", "--engine=arrow", **shared) as first,
-        up(tmp_path / "two", "--engine=arrow", **shared) as second,
-    ):
+    with ExitStack() as stack, ThreadPoolExecutor() as pool:
+        starting = [up(tmp_path / name, "--engine=arrow", **shared) for name in ("one", "two")]
+        first, second = pool.map(stack.enter_context, starting)
         one, two = Here(first, **shared), Here(second, **shared)
         mine = one.send("shared", 500)
         one.settle(mine)

@@ -26,9 +26,11 @@ BACKFILL = """mutation($params: LaunchBackfillParams!) {
     ... on LaunchBackfillSuccess { backfillId }
     ... on PythonError { message }
   } }"""
+TERMINATE = """mutation($id: String!) { terminateRun(runId: $id) {
+  __typename ... on TerminateRunFailure { message } } }"""
 RUN = """query($id: ID!) { runOrError(runId: $id) { ... on Run {
   runId status jobName tags { key value } stats { ... on RunStatsSnapshot { stepsFailed } }
-  stepStats { stepKey status startTime endTime }
+  stepStats { stepKey status startTime endTime attempts { startTime } }
   creationTime startTime endTime } } }"""
 RUNS = """query($filter: RunsFilter!) { runsOrError(filter: $filter, limit: 500) {
   ... on Runs { results { runId status jobName tags { key value } } } } }"""
@@ -38,7 +40,6 @@ ASSET = """query($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... 
   partitionStats { numMaterialized numFailed numPartitions }
   assetChecksOrError { ... on AssetChecks { checks { name blocking
     executionForLatestMaterialization { status evaluation { success } } } } } } } }"""
-DAEMONS = "{ instance { daemonHealth { allDaemonStatuses { daemonType healthy } } } }"
 
 QUERIED_EVERY_SECS = 0.5
 """A query costs the webserver what a small flush costs; the tests share its machine."""
@@ -77,6 +78,10 @@ class Ui:
         answer = self.query(BACKFILL, params=params)["launchPartitionBackfill"]
         assert answer["__typename"] == "LaunchBackfillSuccess", answer
         return str(answer["backfillId"])
+
+    def terminate(self, run_id: str) -> None:
+        answer = self.query(TERMINATE, id=run_id)["terminateRun"]
+        assert answer["__typename"] == "TerminateRunSuccess", answer
 
     def run(self, run_id: str) -> dict[str, Any]:
         found: dict[str, Any] = self.query(RUN, id=run_id)["runOrError"]

@@ -32,6 +32,7 @@ from zombi_platform.settings import Settings
 POLL_SECS: Final = 5
 """The sensor daemon looks no more often."""
 
+FAILURES_SECS: Final = 15
 HOUSEKEEPING_SECS: Final = 600
 RUNS_DELETED_MAX: Final = 100
 TABLES_PER_RUN_MAX: Final = 100
@@ -75,7 +76,7 @@ def make_sensors(settings: Settings) -> list[dg.SensorDefinition]:
 
     @dg.run_failure_sensor(
         monitored_jobs=[flush_job, flush_all],
-        minimum_interval_seconds=POLL_SECS,
+        minimum_interval_seconds=FAILURES_SECS,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Tells the gateway of runs that died without a word, so that the table's "
         "status shows it.",
