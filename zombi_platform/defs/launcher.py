@@ -4,7 +4,8 @@ Dagster's own launcher imports everything anew for each run, which costs more CP
 flush does, and takes a run whose worker died with the code server for alive until
 `max_runtime_seconds`. Here each run is forked off a process that has the definitions loaded,
 and its worker is known by process id and start time, which the run's tags keep. Works on
-one machine only: the daemon starts the workers, the webserver may stop them.
+one machine only: the daemon starts the workers, the webserver may stop them. Changed code
+runs when the daemon was started again, not when the UI reloads definitions.
 """
 
 from __future__ import annotations
