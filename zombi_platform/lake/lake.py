@@ -43,7 +43,7 @@ from zombi_platform.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What a sweep did: files deleted, and files in use, which stay.
+    """What a sweep did: files deleted, and files in use or not the table's, which stay.
 
     The tombstones of both can go: a commit that orphans a file puts another first.
     """
@@ -155,24 +155,30 @@ class Lake:
         return verify(self.state(table), cuts)
 
     def sweep(self, table: str, paths: Iterable[str], prefixes: Iterable[str] = ()) -> Swept:
-        """Delete the files with these tombstones, except what the table refers to."""
-        candidates = set(paths)
-        for prefix in prefixes:
-            candidates.update(found.location for found in self.storage.files(prefix))
-        if not candidates:
+        """Delete the files with these tombstones, except what the table refers to.
+
+        What is not below the table's own directory stays, whoever put the tombstone: other
+        tables are there, and only theirs can tell what they need.
+        """
+        named, prefixes = set(paths), list(prefixes)
+        if not (named or prefixes):
             return Swept((), ())
         found = self.load(table)
         if found is None:
             raise LakeConflictError(
                 f"table {table!r} is not in the catalog, which is no proof that its "
-                f"{len(candidates)} files with tombstones are not needed: put it back",
+                f"{len(named) + len(prefixes)} tombstones name nothing needed: put it back",
                 code="TABLE_DROPPED",
             )
+        homes = (found[1].location, self.storage.table_location(table))
+        candidates = self._own(named, homes)
+        for prefix in self._own(prefixes, homes):
+            candidates.update(file.location for file in self.storage.files(prefix))
         with self._errors():
             doomed = unreferenced(self.storage, found[0], candidates)
         self.storage.delete(sorted(doomed))
         failpoint("sweep.deleted")
-        return Swept(tuple(sorted(doomed)), tuple(sorted(candidates - doomed)))
+        return Swept(tuple(sorted(doomed)), tuple(sorted((named | candidates) - doomed)))
 
     def strays(self, table: str) -> list[str]:
         """Data and metadata that the table does not refer to; tombstones or cuts may."""
@@ -224,6 +230,11 @@ class Lake:
             return []  # it tidies them up by number
         log = table.metadata.metadata_log
         return [entry.metadata_file for entry in log[: max(0, len(log) - METADATA_KEPT + 1)]]
+
+    def _own(self, locations: Iterable[str], homes: Iterable[str]) -> set[str]:
+        """Those below one of the directories."""
+        below = self.storage.is_below
+        return {found for found in locations if any(below(found, home) for home in homes)}
 
     def _errors(self) -> AbstractContextManager[None]:
         return catalog_errors(self._settings.catalog_uri or self._settings.catalog)

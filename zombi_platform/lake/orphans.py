@@ -102,7 +102,8 @@ def unreferenced(storage: Storage, table: Table, candidates: Iterable[str]) -> s
         lists = _parallel(lambda snapshot: snapshot.manifests(io), metadata.snapshots)
         manifests = {manifest.manifest_path: manifest for found in lists for manifest in found}
         drop(manifests)
-        data = [path for path in left if "/data/" in path]
+        inside = storage.path(f"{metadata.location}/metadata/")
+        data = [path for path in left if not path.startswith(inside)]
         drop(_data_files(io, _relevant(metadata, manifests.values(), data)))
     return set(left.values())
 

@@ -135,6 +135,18 @@ class Storage:
         """The location as `filesystem()` names it."""
         return _backend(self).path(location)
 
+    def is_below(self, location: str, directory: str) -> bool:
+        """Whether a location, or a prefix of some, is below a directory by its name alone.
+
+        A name with `..`, `.` or an empty part is not: it may be another name of a place that
+        is elsewhere, or of a file that is known by its plain name.
+        """
+        top = self.path(directory).rstrip("/") + "/"
+        inner = self.path(location).removeprefix(top)
+        *parents, last = inner.split("/")
+        odd = {"", ".", ".."} & set(parents) or last in (".", "..")
+        return self.path(location).startswith(top) and not odd
+
     def filesystem(self) -> fs.FileSystem:
         """The pyarrow filesystem; its errors are raw, see `errors`."""
         return _backend(self).filesystem()
