@@ -22,7 +22,7 @@ from zombi_platform.lake.lake import Lake
 from zombi_platform.lake.state import LakeState
 from zombi_platform.settings import Settings
 
-SCHEDULES = int(os.environ.get("TORTURE_SCHEDULES", "10"))
+SCHEDULES = int(os.environ.get("TORTURE_SCHEDULES", "6"))
 SEED = int(os.environ.get("TORTURE_SEED", "1"))
 
 SETTINGS = {
