@@ -209,6 +209,27 @@ def test_commits_are_made_refused_or_told_to_start_over(gateway: Gateway, lake: 
     assert iceberg_error(missing) == (404, "NoSuchTableException")
 
 
+@pytest.mark.parametrize(
+    ("update", "refused"),
+    [
+        ({"action": "set-location", "location": "file:///elsewhere"}, (403, "ForbiddenException")),
+        (
+            {"action": "assign-uuid", "uuid": "9c12d441-03fe-4693-9a96-a0705ddf69c1"},
+            (403, "ForbiddenException"),
+        ),
+        ({"action": "remove-properties", "removals": ["none"]}, (400, "BadRequestException")),
+    ],
+    ids=["moved", "another identity", "nothing to remove"],
+)
+def test_a_table_stays_the_one_it_is(
+    gateway: Gateway, lake: Lake, update: dict[str, object], refused: tuple[int, str]
+) -> None:
+    before = lake.require_state("orders")
+    body = {"requirements": [], "updates": [update]}
+    assert iceberg_error(HTTP.post(table_url(gateway), json=body)) == refused
+    assert lake.require_state("orders") == before
+
+
 def test_a_metrics_report_is_taken(gateway: Gateway) -> None:
     assert HTTP.post(table_url(gateway) + "/metrics", json={"report-type": "x"}).status_code == 204
 

@@ -4,7 +4,8 @@ Requirements and updates are applied by the platform's own catalog. What is cert
 committed is refused with an error of the caller's kind, which clients take for final; a
 conflict tells them to start over. Any other failure means that the outcome is not known, and
 clients look it up. Properties and summaries named `zombi.…` are the fence of our own commits
-(INV-10) and are refused from anyone else.
+(INV-10) and are refused from anyone else, as is what would make it another table: a new
+place, which decides what a sweep may delete, or a new UUID.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from pyiceberg.exceptions import (
 )
 from pyiceberg.table.update import (
     AddSnapshotUpdate,
+    AssignUUIDUpdate,
     RemovePropertiesUpdate,
+    SetLocationUpdate,
     SetPropertiesUpdate,
     TableRequirement,
     TableUpdate,
@@ -61,7 +64,7 @@ def commit(lake: Lake, table: str, body: bytes) -> str:
         done = lake.catalog.commit_table(loaded, request.requirements, request.updates)
     except (CommitFailedException, NoSuchTableError) as error:
         raise ConflictError(str(error), code="COMMIT_FAILED") from error
-    except (ValidationError, ValueError, NotImplementedError) as error:
+    except (ValidationError, ValueError, KeyError, NotImplementedError) as error:
         raise InvalidRequestError(f"the updates cannot be applied: {error}") from error
     except Exception as error:
         raise CommitUnknownError(
@@ -82,6 +85,11 @@ def _parse(body: bytes) -> _Request:
 def _refuse_ours(updates: Iterable[TableUpdate]) -> None:
     named: set[str] = set()
     for update in updates:
+        if isinstance(update, SetLocationUpdate | AssignUUIDUpdate):
+            raise ForbiddenError(
+                f"{update.action} is refused: a table keeps its place and its UUID, by which the "
+                "platform knows its files"
+            )
         if isinstance(update, SetPropertiesUpdate):
             named.update(update.updates)
         elif isinstance(update, RemovePropertiesUpdate):
