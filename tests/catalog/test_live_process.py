@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from zombi_platform.catalog.live.messages import Publish, Stage
-from zombi_platform.catalog.live.process import StagerDiedError, StagingProcess
+from zombi_platform.catalog.live.messages import Publish, Published, Stage, line
+from zombi_platform.catalog.live.process import StagerDiedError, StagingProcess, receive
 from zombi_platform.cuts import Range
 from zombi_platform.errors import NotFoundError, ZombiError
 from zombi_platform.events import COLUMNS
@@ -87,3 +88,24 @@ def test_blocks_of_an_earlier_process_are_not_known(
     request = Publish("orders", "file:///base", "tag", f"file://{tmp_path}", "n", 1, ("block",))
     with pytest.raises(StagerDiedError):
         process.publish(request)
+
+
+def test_a_source_that_breaks_does_not_leave_its_answer_to_the_next(
+    process: StagingProcess, tmp_path: Path
+) -> None:
+    def broken() -> Iterator[pa.RecordBatch]:
+        yield rows(1, 2)
+        raise RuntimeError("not foreseen")
+
+    request = stage(tmp_path, Range(0, 1, 3))
+    with pytest.raises(RuntimeError, match="not foreseen"):
+        process.stage(request, broken())
+    process.stage(request, [rows(1, 3)])
+    assert pq.read_table(tmp_path / "block.parquet").num_rows == 3
+
+
+def test_half_an_answer_is_none() -> None:
+    whole = line(Published("file:///m", (), 10))
+    assert receive(BytesIO(whole + b"0123456789"))[1] == b"0123456789"
+    with pytest.raises(EOFError):
+        receive(BytesIO(whole + b"012345"))

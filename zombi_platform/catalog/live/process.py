@@ -93,11 +93,16 @@ class StagingProcess:
             if batches is not None:
                 failure = _send(process.stdin, batches)
             process.stdin.flush()
-            reply, content = _receive(process.stdout)
+            reply, content = receive(process.stdout)
         except (OSError, EOFError) as error:
             process.kill()
             code = self._reap()
             raise StagerDiedError(f"the staging process died (exit code {code})") from error
+        except BaseException:
+            # Its answer would be taken for that of the next request.
+            process.kill()
+            self._reap()
+            raise
         finally:
             watchdog.cancel()
         if failure is not None:
@@ -144,10 +149,13 @@ def _send(pipe: IO[bytes], batches: Iterable[pa.RecordBatch]) -> ZombiError | No
     return None
 
 
-def _receive(pipe: IO[bytes]) -> tuple[Reply, bytes]:
+def receive(pipe: IO[bytes]) -> tuple[Reply, bytes]:
+    """A reply and what comes with it; `EOFError` if they are not whole."""
     line = pipe.readline()
-    if not line:
+    if not line.endswith(b"\n"):
         raise EOFError
     reply = messages.replies.decode(line)
     content = pipe.read(reply.size) if isinstance(reply, Published) else b""
+    if isinstance(reply, Published) and len(content) < reply.size:
+        raise EOFError
     return reply, content
