@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 
 import httpx
@@ -322,6 +323,27 @@ def test_failures_and_registrations_are_shown_until_the_next_commit(worker: Work
     found = httpx.get(f"{worker.gateway.url}/tables/orders/metadata").json()
     assert found["metadata_location"] == state.metadata_location
     assert found["watermarks"] == {"0": 5, "1": 5}
+
+
+def test_numbers_past_all_bounds_are_refused_and_stop_nobody(worker: Worker) -> None:
+    worker.write()
+    worker.lease()
+    cut = worker.open_cut()
+    files = [asdict(file) for file in worker.write_files(cut, cut.splits[0])]
+    split = f"/cuts/{cut.id}/splits/{cut.splits[0].number}"
+    named = ("hour", "bytes", "events", "partition", "split", "first", "last")
+    bodies = [("PUT", split, {"files": [{**files[0], name: 2**80}, *files[1:]]}) for name in named]
+    bodies += [("PUT", split, {"files": [{**files[0], "hour": 2**40}, *files[1:]]})]
+    bodies += [("POST", "/registration", {"snapshot_id": number}) for number in (2**80, -(2**80))]
+    for method, path, body in bodies:
+        answer = httpx.request(
+            method,
+            f"{worker.gateway.url}/pipeline/tables/orders{path}",
+            json=body,
+            headers={"X-Zombi-Epoch": str(worker.epoch)},
+        )
+        assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_REQUEST"), body
+    worker.write()
 
 
 def test_a_worker_may_work_on_its_own_tables_only(tmp_path: Path, employ: Employ) -> None:

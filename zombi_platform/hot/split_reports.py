@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from zombi_platform.cuts import Cut, Split, StagedFile
 from zombi_platform.errors import InvalidRequestError, NotFoundError
+from zombi_platform.events import SEQUENCE_MAX, TIMESTAMP_MS_MAX
+
+HOUR_MAX: Final = TIMESTAMP_MS_MAX // 3_600_000
 
 
 def check_files(split: Split, files: Sequence[StagedFile]) -> None:
@@ -24,6 +28,10 @@ def check_files(split: Split, files: Sequence[StagedFile]) -> None:
             raise InvalidRequestError(
                 f"{file.path!r} cannot have {file.events} events from sequence {file.first} "
                 f"to {file.last}"
+            )
+        if not (0 <= file.hour <= HOUR_MAX and 0 < file.bytes <= SEQUENCE_MAX):
+            raise InvalidRequestError(
+                f"{file.path!r} cannot have hour {file.hour} and {file.bytes} bytes"
             )
         counts[file.partition] += file.events
     if len({file.path for file in files}) != len(files):

@@ -69,7 +69,7 @@ class ReportFailure(msgspec.Struct):
 
 
 class ReportRegistration(msgspec.Struct):
-    snapshot_id: int | None = None
+    snapshot_id: Annotated[int, Meta(ge=-SEQUENCE_MAX, le=SEQUENCE_MAX)] | None = None
     error: Text | None = None
 
 
