@@ -4,6 +4,9 @@ STAMP := .venv/.installed
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --fork-strategy fewest \
 	--generate-hashes --annotation-style line --no-emit-index-url --custom-compile-command "make lock"
 
+# Most tests wait for processes that they started; the tests of a file share those.
+PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile
+
 VERSITYGW := $(or $(GOPATH),$(HOME)/go)/bin/versitygw
 
 .DEFAULT_GOAL := venv
@@ -17,10 +20,10 @@ up: $(STAMP) ## start the platform on this machine; options: make up ARGS="--hel
 	$(BIN)/zombi up $(ARGS)
 
 test: $(STAMP) ## run the tests
-	$(BIN)/pytest
+	$(PYTEST)
 
 test-integration: $(STAMP) $(VERSITYGW) ## run the tests that need real servers: Go, Java and Maven
-	$(BIN)/pytest -m integration
+	$(PYTEST) -m integration
 
 lint: $(STAMP) ## check format, style, types and import rules
 	$(BIN)/ruff format --check .
