@@ -8,6 +8,7 @@ disk: the kernel cuts a write short and refuses the next, in the middle of Rocks
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import resource
 import threading
@@ -20,6 +21,7 @@ import pytest
 
 from tests.gateway import Gateway, running
 from tests.test_hot_buffer import append, opened, segment
+from zombi_platform.errors import HotStorageError
 from zombi_platform.hot.store import Store
 from zombi_platform.settings import Settings
 
@@ -201,3 +203,28 @@ def test_stalls_delay_acks_and_fail_none(tmp_path: Path) -> None:
             return [offset for [[offset]] in acks]
 
     assert asyncio.run(load()) == list(range(1, 151))
+
+
+def test_a_change_that_breaks_off_lets_go_of_the_database(tmp_path: Path) -> None:
+    """Without the collector's help: it may not come by for hours."""
+
+    def break_off(store: Store) -> None:
+        batch = store.batch()
+        batch.put(b"key", b"value")
+        raise OverflowError("not foreseen")
+
+    async def scenario() -> None:
+        async with opened(Settings(data_dir=tmp_path)) as hot, asyncio.timeout(60):
+            await append(hot, "t", segment([b"a"]))
+            with pytest.raises(HotStorageError, match="not foreseen"):
+                async with hot.changing() as change:
+                    await change.run(break_off)
+            while hot.failure is not None:
+                await asyncio.sleep(0.02)
+            assert await append(hot, "t", segment([b"b"])) == [[2]]
+
+    gc.disable()
+    try:
+        asyncio.run(scenario())
+    finally:
+        gc.enable()

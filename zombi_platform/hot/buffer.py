@@ -210,9 +210,10 @@ class HotBuffer:
             except ZombiError:
                 raise  # refused before anything was written, or after all of it was
             except BaseException as error:
-                failure = HotStorageError(f"a change was interrupted: {error!r}")
-                self._failed(failure)
-                raise failure from error
+                # By no name: a frame and the error raised in it would keep each other, and with
+                # them a batch, until the collector comes by.
+                self._failed(HotStorageError(f"a change was interrupted: {error!r}"))
+                raise HotStorageError(f"a change was interrupted: {error!r}") from error
 
     def follow(
         self,
