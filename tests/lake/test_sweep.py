@@ -60,3 +60,13 @@ def test_a_data_file_in_use_is_kept_wherever_its_writer_put_it(lake: Lake) -> No
     put(lake, replace(cut, files=(replace(cut.files[0], path=elsewhere),)))
     assert lake.sweep("orders", [elsewhere]).kept == (elsewhere,)
     assert len(rows(lake)) == 3
+
+
+@pytest.mark.parametrize("name", ["data/a\0b", "data", "data/", "metadata/v1.metadata.json/x"])
+def test_a_name_that_no_file_can_have_does_not_stop_the_sweep(lake: Lake, name: str) -> None:
+    put(lake, stage(lake.storage, "orders", 1, Range(0, 1, 3)))
+    home = lake.storage.table_location("orders")
+    lake.storage.write(f"{home}/data/stray", b"")
+    lake.sweep("orders", [f"{home}/{name}", f"{home}/data/stray"])
+    assert not lake.storage.exists(f"{home}/data/stray")
+    assert len(rows(lake)) == 3

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from zombi_platform.lake.storage import Storage
 
 SCHEME = "file://"
+NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+"""A bucket has no directories: there all of these are files that are not there."""
 
 
 class LocalDisk:
@@ -98,7 +100,7 @@ class LocalDisk:
         directories = set()
         for location in locations:
             path = Path(self.path(location))
-            with self.errors(location), suppress(FileNotFoundError):
+            with self.errors(location), suppress(*NO_FILE):
                 path.unlink()
                 directories.add(path.parent)
         for directory in directories:

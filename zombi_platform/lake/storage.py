@@ -139,12 +139,12 @@ class Storage:
         """Whether a location, or a prefix of some, is below a directory by its name alone.
 
         A name with `..`, `.` or an empty part is not: it may be another name of a place that
-        is elsewhere, or of a file that is known by its plain name.
+        is elsewhere, or of a file that is known by its plain name. Nor is one with a zero byte.
         """
         top = self.path(directory).rstrip("/") + "/"
         inner = self.path(location).removeprefix(top)
         *parents, last = inner.split("/")
-        odd = {"", ".", ".."} & set(parents) or last in (".", "..")
+        odd = {"", ".", ".."} & set(parents) or last in (".", "..") or "\0" in inner
         return self.path(location).startswith(top) and not odd
 
     def filesystem(self) -> fs.FileSystem:
