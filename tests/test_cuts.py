@@ -140,6 +140,21 @@ def test_splits_are_within_the_limits_and_hold_every_sequence(settings: Settings
     asyncio.run(scenario())
 
 
+def test_pieces_of_one_block_that_share_a_split_are_one_range(settings: Settings) -> None:
+    async def scenario() -> None:
+        async with pipeline(settings) as (hot, line):
+            # A block of several splits, whose pieces are estimated: two of them fit one split.
+            await append(hot, "t", segment([b"x" * 300] * 9 + [b"y" * 7], 3))
+            epoch = await line.leases.take("t", "me", None)
+            cut = await open_cut(line, "t", epoch, SplitLimits(565, 1_000_000))
+            check_gapless(cut, hot)
+            assert all(len(split.ranges) == 1 for split in cut.splits)
+            await stage(line, cut, epoch)
+            assert line.cuts.of("t").held[cut.id].state is CutState.STAGED
+
+    asyncio.run(scenario())
+
+
 def check_gapless(cut: Cut, hot: HotBuffer) -> None:
     parts: dict[int, list[Range]] = {}
     for part in (part for split in cut.splits for part in split.ranges):

@@ -8,7 +8,7 @@ so that thousands of them are not thousands of tasks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from zombi_platform.cuts import Range, Split
@@ -54,7 +54,11 @@ def plan_splits(view: View, spans: Iterable[Span], limits: SplitLimits) -> list[
             ranges, size, events = [], 0, 0
             if len(splits) == SPLITS_MAX:
                 return splits
-        ranges.append(piece)
+        if ranges and ranges[-1].partition == piece.partition:
+            # Two pieces of one block may fit one split, which has one range of a partition.
+            ranges[-1] = replace(ranges[-1], last=piece.last)
+        else:
+            ranges.append(piece)
         size += piece_bytes
         events += piece.events
     if ranges:
