@@ -46,6 +46,8 @@ class Confirmation:
         self._holds: set[asyncio.Task[None]] = set()
         self._trouble: ZombiError | None = None
         self._moved = asyncio.Condition()
+        self._deciding = asyncio.Lock()
+        """Held while sequences are moved, which no write may see half done."""
         self.open: set[str] = set()
         """Tables that take writes; the same object for as long as this lives."""
         known = [name for name, members in hot.partitions.tables.items() if members]
@@ -137,7 +139,8 @@ class Confirmation:
         for table in known:
             self._tasks[table] = asyncio.create_task(self._confirm_patiently(table))
         await asyncio.sleep(KNOWN_WAIT_SECS)
-        await self._admit(set(known) - self._blocked.keys())
+        async with self._deciding:
+            await self._admit(set(known) - self._blocked.keys())
 
     async def _admit(self, tables: Set[str]) -> None:
         self.open.update(tables)
@@ -165,11 +168,12 @@ class Confirmation:
         state = await self._lake.state(table)
         if state is not None:
             await self._pipeline.reconcile(table, state)
-            ahead = await self._catch_up(table, state)
-            if ahead:
-                self._block(table, ahead[0])
-                await self._admit(set())
-                return
+            async with self._deciding:
+                ahead = await self._catch_up(table, state)
+                if ahead:
+                    self._block(table, ahead[0])
+                    await self._admit(set())
+                    return
         await self._admit({table})
 
     async def _catch_up(self, table: str, state: LakeState) -> list[Ahead]:
