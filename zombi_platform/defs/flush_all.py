@@ -4,7 +4,7 @@ Each table is a step of its own: one that fails stops no other and is executed a
 The assets of each table get the same materializations as from the `flush` job.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import dagster as dg
 from pydantic import Field
@@ -44,9 +44,18 @@ class Tables(dg.Config):
 )
 def due_tables(config: Tables, worker: dg.ResourceParam[Worker]) -> Iterator[dg.DynamicOutput[str]]:
     names = config.tables or [known.table for known in worker.pipeline.gateway.tables()]
-    for name in names:
-        # A mapping key takes no hyphen, a table name does.
-        yield dg.DynamicOutput(name, mapping_key=name.replace("-", "__"))
+    for key, name in mapping_keys(names).items():
+        yield dg.DynamicOutput(name, mapping_key=key)
+
+
+def mapping_keys(names: Sequence[str]) -> dict[str, str]:
+    """The tables by names for their steps, which take no hyphen and must differ all the same."""
+    found: dict[str, str] = {}
+    for number, name in enumerate(names):
+        key = name.replace("-", "__")
+        # No table's name begins like this.
+        found[f"_{number}_{key}" if key in found else key] = name
+    return found
 
 
 @dg.op(description="Cut, stage, commit, verify and clean one table.", retry_policy=RETRIES)
