@@ -13,7 +13,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 
-from tests.lake.staging import Tombstones, events, stage
+from tests.lake.staging import HOUR, Tombstones, events, stage
 from tests.lake.worlds import EVERYWHERE, RACING, World, make_world, put, rows
 from zombi_platform.cuts import Cut, CutState, Range
 from zombi_platform.errors import LakeConflictError
@@ -90,7 +90,7 @@ def test_a_worker_that_was_overtaken_adds_nothing(world: World) -> None:
 def test_a_worker_that_was_overtaken_by_other_cuts_of_its_range_is_refused(world: World) -> None:
     slow, quick = world.worker(), world.worker()
     mine = stage(slow.storage, "orders", 1, Range(0, 1, 9))
-    other = stage(slow.storage, "orders", 2, Range(0, 1, 5))
+    other = stage(slow.storage, "orders", 1, Range(0, 1, 5), hour=HOUR + 1)
     with pytest.raises(LakeConflictError) as raised:
         slow.commit("orders", [mine], before_write=Interrupted(lambda: put(quick, other)))
     assert raised.value.code == "FENCE_MISMATCH"

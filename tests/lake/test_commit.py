@@ -9,7 +9,7 @@ import pytest
 
 from tests.lake.staging import HOUR, Tombstones, stage, stage_file
 from tests.lake.worlds import put, rows
-from zombi_platform.cuts import Range
+from zombi_platform.cuts import CutState, Range
 from zombi_platform.errors import CorruptionError, InvalidRequestError, LakeConflictError
 from zombi_platform.failpoints import FailpointError, arm
 from zombi_platform.lake.lake import Lake
@@ -102,3 +102,31 @@ def test_files_of_a_commit_that_never_happened_are_swept(lake: Lake) -> None:
     assert stray in swept.deleted
     assert cut.files[0].path in swept.kept
     assert len(rows(lake)) == 3
+
+
+@pytest.mark.parametrize("made_again", [False, True])
+def test_a_first_cut_of_a_partition_does_not_hide_that_the_table_was_dropped(
+    lake: Lake, made_again: bool
+) -> None:
+    put(lake, stage(lake.storage, "orders", 1, Range(0, 1, 3)))
+    lake.catalog.drop_table((lake.namespace, "orders"))
+    if made_again:
+        lake.ensure_table("orders")
+    with pytest.raises(LakeConflictError) as raised:
+        put(lake, stage(lake.storage, "orders", 2, Range(1, 1, 3)))
+    assert raised.value.code == "TABLE_DROPPED"
+
+
+def test_a_rollback_is_found_when_the_snapshot_has_expired_since(lake: Lake) -> None:
+    cuts = [stage(lake.storage, "orders", n, Range(0, 3 * n - 2, 3 * n)) for n in (1, 2, 3)]
+    for cut in cuts[:2]:
+        put(lake, cut)
+    latest, older = (snapshot.id for snapshot in lake.require_state("orders").lineage)
+    name = (lake.namespace, "orders")
+    lake.catalog.load_table(name).manage_snapshots().rollback_to_snapshot(older).commit()
+    lake.catalog.load_table(name).maintenance.expire_snapshots().by_id(latest).commit()
+    committed = replace(cuts[1], state=CutState.COMMITTED)
+    for act in (lambda: put(lake, cuts[2]), lambda: lake.verify("orders", [committed])):
+        with pytest.raises(LakeConflictError, match=str(latest)) as raised:
+            act()
+        assert raised.value.code == "TABLE_ROLLED_BACK"

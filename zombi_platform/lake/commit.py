@@ -126,6 +126,8 @@ def remaining(state: LakeState, cuts: Sequence[Cut]) -> Sequence[Cut]:
     """The cuts that are not in the table yet: all, none, or those after a whole number of them."""
     marks = _starts(cuts)
     found = {partition: state.watermarks.get(partition, 0) for partition in marks}
+    if not state.watermarks and _follows_others(cuts):
+        raise _mismatch(state, cuts, found)
     for done in range(len(cuts) + 1):
         if found == marks:
             check_marks(state, cuts[:done])
@@ -246,7 +248,7 @@ def _load(lake: Lake, table: str, cuts: Sequence[Cut]) -> tuple[Table, LakeState
     found = lake.load(table)
     if found is not None:
         return found
-    if any(start > 0 for start in _starts(cuts).values()):
+    if _follows_others(cuts):
         raise LakeConflictError(
             f"table {table!r} is gone from the catalog, though events up to cut {cuts[0].id} were "
             "committed to it. Put it back, for example by registering its last metadata file; "
@@ -286,6 +288,11 @@ def _check_cuts(table: str, cuts: Sequence[Cut]) -> None:
         marks |= cut.ends
 
 
+def _follows_others(cuts: Sequence[Cut]) -> bool:
+    """Whether the table must have commits already, be it of other partitions."""
+    return cuts[0].id > 1 or any(_starts(cuts).values())
+
+
 def _starts(cuts: Sequence[Cut]) -> dict[int, int]:
     """Where each partition must stand before the first of these cuts that touches it."""
     starts: dict[int, int] = {}
@@ -303,7 +310,7 @@ def _ends(cuts: Sequence[Cut]) -> dict[int, int]:
 
 def _mismatch(state: LakeState, cuts: Sequence[Cut], found: Mapping[int, int]) -> LakeConflictError:
     starts, ends = _starts(cuts), _ends(cuts)
-    if not state.watermarks and any(starts.values()):
+    if not state.watermarks and _follows_others(cuts):
         return LakeConflictError(
             f"table {state.table!r} has no watermarks, though events before cut {cuts[0].id} were "
             "committed: it seems to have been dropped and made again. Put the old table back; "
