@@ -130,3 +130,22 @@ def test_a_rollback_is_found_when_the_snapshot_has_expired_since(lake: Lake) -> 
         with pytest.raises(LakeConflictError, match=str(latest)) as raised:
             act()
         assert raised.value.code == "TABLE_ROLLED_BACK"
+
+
+def test_metadata_of_an_external_catalog_is_not_swept(tmp_path: Path) -> None:
+    lake = Lake(
+        Settings(
+            data_dir=tmp_path,
+            catalog="sql",
+            catalog_uri=f"sqlite:///{tmp_path}/catalog.db",
+            catalog_url="http://127.0.0.1:9",
+        )
+    )
+    tombstones = Tombstones()
+    cut = stage(lake.storage, "orders", 1, Range(0, 1, 3))
+    lake.commit("orders", [cut], before_write=tombstones)
+    directory, _, ours = lake.require_state("orders").metadata_location.rpartition("/")
+    theirs = f"{directory}/{ours.partition('-')[0]}-theirs.metadata.json"
+    lake.storage.write(theirs, b"{}")
+    lake.sweep("orders", tombstones.paths, tombstones.prefixes)
+    assert lake.storage.exists(theirs)

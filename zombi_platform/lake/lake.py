@@ -221,6 +221,8 @@ class Lake:
         directory = f"{table.metadata.location}/metadata"
         if isinstance(self.catalog, FilesystemCatalog):
             return [self.catalog.next_file(table)]
+        if self._settings.catalog_url is not None:
+            return []  # its metadata lies beside ours under names like these, and is in use
         number = table.metadata_location.rsplit("/", 1)[-1].partition("-")[0]
         return [f"{directory}/{int(number) + 1:05d}-"] if number.isdigit() else []
 
