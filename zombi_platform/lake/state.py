@@ -173,12 +173,16 @@ def check_lineage(state: LakeState) -> None:
     # It is the newest of ours: whoever finds an older one without it looks past it.
     skipped = any(snapshot.cuts for snapshot in state.lineage)
     if last in state.snapshot_ids or state.snapshot_id is None or skipped:
+        remedy = (
+            f"Set snapshot {last}, or one that follows it, as current again (in Spark: "
+            f"CALL system.set_current_snapshot('{state.table}', {last}))"
+            if last in state.snapshot_ids
+            else "It has expired since: register an older metadata file that still has it"
+        )
         raise LakeConflictError(
             f"table {state.table!r} was rolled back: snapshot {last} is no longer in the history "
             f"of the current snapshot {state.snapshot_id}, so events that were committed are not "
-            f"visible. Set snapshot {last}, or one that follows it, as current again (in Spark: "
-            f"CALL system.set_current_snapshot('{state.table}', {last})); nothing is committed or "
-            "deleted until then",
+            f"visible. {remedy}; nothing is committed or deleted until then",
             code="TABLE_ROLLED_BACK",
         )
     # Somebody expired it, which does not take events out of the table.
