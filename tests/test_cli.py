@@ -92,7 +92,7 @@ def test_send_reads_records_from_a_file(gateway: Gateway, tmp_path: Path) -> Non
 
 def test_send_takes_lines_as_payloads_from_standard_input(gateway: Gateway) -> None:
     # The second line would be a record; the first one decides.
-    done = zombi(gateway.url, "send", "lines", input='hello\n{"payload": "x"}\r\nno end')
+    done = zombi(gateway.url, "send", "lines", "-", input='hello\n{"payload": "x"}\r\nno end')
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("3 events stored in lines, ")
     expected = [(0, "hello"), (0, '{"payload": "x"}'), (0, "no end")]

@@ -30,7 +30,8 @@ Format = Literal["auto", "records", "lines"]
 def send(
     table: str,
     file: Annotated[
-        Path | None, typer.Argument(help="File, also gzip (.gz); without it standard input.")
+        Path | None,
+        typer.Argument(help="File, also gzip (.gz); without it, or `-`, standard input."),
     ] = None,
     shape: Annotated[
         Format,
@@ -69,6 +70,8 @@ def send(
     from zombi_platform.client import GatewayClient, Producer
 
     settings = Settings.from_env(os.environ)
+    if file == Path("-"):
+        file = None
     if partition and partitions is not None:
         raise InvalidRequestError("--partition and --partitions contradict each other")
     addressing = Addressing(partition, partitions, key_field, key_prefix)
