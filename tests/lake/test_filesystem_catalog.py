@@ -17,7 +17,7 @@ from tests.lake.staging import stage
 from tests.lake.worlds import World, make_world, put, rows
 from tests.s3 import Fault, FaultyProxy, Match, faulty
 from zombi_platform.cuts import Range
-from zombi_platform.lake.filesystem_catalog import FilesystemCatalog
+from zombi_platform.lake.filesystem_catalog import PRUNED_EVERY, FilesystemCatalog
 from zombi_platform.lake.lake import Lake
 from zombi_platform.lake.schema import METADATA_KEPT
 from zombi_platform.lake.storage import Storage
@@ -113,7 +113,7 @@ class Sleeper(FilesystemCatalog):
 def test_only_metadata_that_is_old_and_unnamed_is_tidied_up(tmp_path: Path) -> None:
     lake = Lake(Settings(data_dir=tmp_path, delete_grace_secs=3600))
     lake.ensure_table("orders")
-    extra = 12
+    extra = PRUNED_EVERY - 1
     for n in range(METADATA_KEPT + extra - 1):
         change(lake, load(lake), round=str(n))
     metadata = tmp_path / "warehouse/orders/metadata"

@@ -49,13 +49,15 @@ def test_a_file_is_created_once(storage: Storage) -> None:
 
 
 def test_files_are_listed_by_prefix_and_deleted(storage: Storage) -> None:
-    places = [f"{storage.warehouse}/orders/data/{name}" for name in ("a1", "a2", "b1", "a/x")]
+    places = [f"{storage.warehouse}/orders/data/{name}" for name in ("a1", "a2", "b1", "ab/x")]
     for place in places:
         storage.create(place, b"12345")
     found = list(storage.files(f"{storage.warehouse}/orders/data/a"))
     assert sorted(each.location for each in found) == sorted(p for p in places if "/b1" not in p)
     assert {each.bytes for each in found} == {5}
     assert all(abs(each.modified_ms / 1000 - time.time()) < 3600 for each in found)
+    assert sorted(storage.names(f"{storage.warehouse}/orders/data/a")) == ["a1", "a2"]
+    assert storage.names(f"{storage.warehouse}/nowhere/v") == []
     assert storage.directories(storage.warehouse) == ["orders"]
     storage.delete([*places, f"{storage.warehouse}/never-there"])
     assert list(storage.files(f"{storage.warehouse}/")) == []

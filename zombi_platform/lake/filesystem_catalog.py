@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 from pyiceberg.catalog import Catalog, PropertiesUpdateSummary
 from pyiceberg.exceptions import (
@@ -26,11 +25,11 @@ from pyiceberg.exceptions import (
     NoSuchTableError,
     TableAlreadyExistsError,
 )
-from pyiceberg.io import FileIO
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import CommitTableResponse, CreateTableTransaction, Table
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil, new_table_metadata
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 from pyiceberg.table.update import TableRequirement, TableUpdate, update_table_metadata
 from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
@@ -45,8 +44,31 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 VERSION: Final = re.compile(r"/metadata/v([1-9][0-9]{0,17})\.metadata\.json$")
-PRUNED_MAX: Final = 20
-"""Old metadata files deleted by one commit at most."""
+LISTINGS_MAX: Final = 3
+"""Tries to find the current metadata file while somebody tidies up or drops the table."""
+PRUNED_EVERY: Final = 20
+"""Commits after which old metadata files are looked for; looking costs more than a commit."""
+PRUNED_MAX: Final = 100
+"""Old metadata files deleted at once at most."""
+
+
+class _Settled(Snapshot):
+    """A snapshot that is in the table already: nobody changes it, so it is its own copy.
+
+    pyiceberg copies all metadata deeply for every commit, which would make commits slower
+    with each snapshot that is kept.
+    """
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        return self
+
+
+class LoadedTable(Table):
+    """A table, and the very bytes of the metadata file that it was read from."""
+
+    def __init__(self, content: bytes, *of_table: Any) -> None:
+        super().__init__(*of_table)
+        self.content = content
 
 
 class FilesystemCatalog(Catalog):
@@ -78,13 +100,13 @@ class FilesystemCatalog(Catalog):
         if self._versions(table):
             raise TableAlreadyExistsError(f"table {table!r} exists already at {home}")
         metadata = new_table_metadata(schema, partition_spec, sort_order, home, dict(properties))
-        location = self._file(table, 1)
+        location, content = self._file(table, 1), _encode(metadata)
         try:
-            self._storage.create(location, _encode(metadata))
+            self._storage.create(location, content)
         except FileExistsError as error:
             raise TableAlreadyExistsError(f"table {table!r} exists already at {home}") from error
         self._look_again(table, 1, metadata)
-        return self._bound(table, metadata, location)
+        return self.bind(table, location, content)
 
     def load_table(self, identifier: str | Identifier) -> Table:
         table = self._table(identifier)
@@ -93,8 +115,8 @@ class FilesystemCatalog(Catalog):
     def read_metadata(self, table: str) -> tuple[str, bytes]:
         """Location and content of the current metadata file; `NoSuchTableError` without one."""
         # A file that was listed may be gone when read only if the table was dropped meanwhile.
-        for _ in range(3):
-            location = self.locate(table).location
+        for _ in range(LISTINGS_MAX):
+            location = self._head(table)
             try:
                 return location, self._storage.read(location)
             except FileNotFoundError:
@@ -108,14 +130,22 @@ class FilesystemCatalog(Catalog):
             still = self._storage.find(known.location)
             if still is not None and not self._storage.exists(following):
                 return still
-        versions = self._versions(table)
-        if not versions:
-            raise self._no_table(table)
-        return versions[max(versions)]
+        for _ in range(LISTINGS_MAX):
+            found = self._storage.find(self._head(table))
+            if found is not None:
+                return found
+        raise self._no_table(table)
 
     def bind(self, table: str, location: str, content: bytes) -> Table:
         """The table that a metadata file describes."""
-        return self._bound(table, TableMetadataUtil.parse_raw(content.decode()), location)
+        metadata = TableMetadataUtil.parse_raw(content.decode())
+        settled = [
+            _Settled.model_construct(snapshot.model_fields_set, **snapshot.__dict__)
+            for snapshot in metadata.snapshots
+        ]
+        metadata = metadata.model_copy(update={"snapshots": settled})
+        io = StorageIO(self.properties)
+        return LoadedTable(content, (self._namespace, table), metadata, location, io, self)
 
     def next_file(self, table: Table) -> str:
         """Where the metadata of the next commit will be."""
@@ -128,7 +158,7 @@ class FilesystemCatalog(Catalog):
         updates: tuple[TableUpdate, ...],
     ) -> CommitTableResponse:
         name = self._table(table.name())
-        current = self.load_table(table.name())
+        current = table if self._is_unchanged(table) else self.load_table(table.name())
         for requirement in requirements:
             requirement.validate(current.metadata)
         metadata = update_table_metadata(
@@ -186,7 +216,17 @@ class FilesystemCatalog(Catalog):
             )
         # The commit is done; that its traces are tidied up can wait for the next one.
         with suppress(LakeUnavailableError, LakeRefusedError):
-            self._tidy(table, version, found)
+            self._tidy(table, version)
+
+    def _is_unchanged(self, table: Table) -> bool:
+        """Whether the file a table was loaded from is there as it was. If somebody has made
+        the next one, that shows when ours is created."""
+        if not isinstance(table, LoadedTable):
+            return False
+        try:
+            return self._storage.read(table.metadata_location) == table.content
+        except FileNotFoundError:
+            return False
 
     def _is_built_on(self, table: str, version: int, metadata: TableMetadata) -> bool:
         """Whether somebody's next version came after ours, not after one of the same number."""
@@ -204,36 +244,40 @@ class FilesystemCatalog(Catalog):
             and (head is None or following.snapshot_by_id(head) is not None)
         )
 
-    def _tidy(self, table: str, version: int, found: Mapping[int, Stored]) -> None:
+    def _tidy(self, table: str, version: int) -> None:
         """Leave a hint, and delete metadata that is neither named by the table nor young."""
         hint = f"{self._storage.table_location(table)}/metadata/version-hint.text"
         self._storage.write(hint, str(version).encode())
+        if version % PRUNED_EVERY:
+            return
         before_ms = (time.time() - self._grace_secs) * 1000
-        self._storage.delete(
-            found[old].location
-            for old in sorted(found)[:PRUNED_MAX]
-            if old < version - METADATA_KEPT and found[old].modified_ms < before_ms
-        )
-
-    def _versions(self, table: str) -> dict[int, Stored]:
-        prefix = f"{self._storage.table_location(table)}/metadata/v"
-        return {
-            int(match[1]): stored
-            for stored in self._storage.files(prefix)
+        old = [
+            (found, stored.location)
+            for stored in self._storage.files(self._prefix(table))
             if (match := VERSION.search(stored.location))
-        }
+            and (found := int(match[1])) < version - METADATA_KEPT
+            and stored.modified_ms < before_ms
+        ]
+        self._storage.delete(location for _, location in sorted(old)[:PRUNED_MAX])
+
+    def _head(self, table: str) -> str:
+        versions = self._versions(table)
+        if not versions:
+            raise self._no_table(table)
+        return self._file(table, max(versions))
+
+    def _versions(self, table: str) -> set[int]:
+        names = self._storage.names(self._prefix(table))
+        return {int(match[1]) for name in names if (match := VERSION.search(f"/metadata/{name}"))}
+
+    def _prefix(self, table: str) -> str:
+        return f"{self._storage.table_location(table)}/metadata/v"
 
     def _file(self, table: str, version: int) -> str:
         return f"{self._storage.table_location(table)}/metadata/v{version}.metadata.json"
 
     def _no_table(self, table: str) -> NoSuchTableError:
         return NoSuchTableError(f"there is no table {table!r} in {self._storage.warehouse}")
-
-    def _bound(self, table: str, metadata: TableMetadata, location: str) -> Table:
-        return Table((self._namespace, table), metadata, location, self._io(), self)
-
-    def _io(self) -> FileIO:
-        return StorageIO(self.properties)
 
     # Names
 

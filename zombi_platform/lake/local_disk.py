@@ -88,6 +88,16 @@ class LocalDisk:
                         with suppress(FileNotFoundError):
                             yield _stored(path)
 
+    def names(self, prefix: str) -> list[str]:
+        directory, _, beginning = self.path(prefix).rpartition("/")
+        with self.errors(prefix):
+            try:
+                with os.scandir(directory) as entries:
+                    found = [entry for entry in entries if entry.name.startswith(beginning)]
+                return [entry.name for entry in found if entry.is_file()]
+            except FileNotFoundError:
+                return []
+
     def directories(self, directory: str) -> list[str]:
         with self.errors(directory):
             try:

@@ -166,6 +166,15 @@ class ObjectStore:
                     int(entry["LastModified"].timestamp() * 1000),
                 )
 
+    def names(self, prefix: str) -> list[str]:
+        bucket, key = _split(prefix)
+        directory = key[: key.rfind("/") + 1]
+        return [
+            entry["Key"].removeprefix(directory)
+            for page in self._pages(prefix, Bucket=bucket, Prefix=key, Delimiter="/")
+            for entry in page.get("Contents", ())
+        ]
+
     def directories(self, directory: str) -> list[str]:
         bucket, key = _split(directory + "/")
         return [
