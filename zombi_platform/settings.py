@@ -146,7 +146,10 @@ class Settings:
         60, "Age of the oldest event at which staged files are committed as a snapshot.", low=1
     )
     snapshots_kept: int = setting(
-        100, "Snapshots a table keeps; a commit expires older ones.", low=2, high=10_000
+        100,
+        "Snapshots a table keeps; commits expire older ones, a tenth at a time.",
+        low=2,
+        high=10_000,
     )
     hot_retention_secs: int = setting(
         0, "Seconds that committed events stay in the hot buffer.", low=0

@@ -34,12 +34,18 @@ U = TypeVar("U")
 
 
 def choose_expired(metadata: TableMetadata, kept: int) -> list[Snapshot]:
-    """The oldest snapshots beyond `kept`, counting the one about to be added."""
+    """The oldest snapshots beyond `kept`, counting the one about to be added.
+
+    A tenth of them at a time: to find what an expiry orphans, two manifest lists are read for
+    one snapshot, eleven for ten.
+    """
     excess = len(metadata.snapshots) + 1 - kept
+    if excess < min(max(1, kept // 10), EXPIRED_MAX):
+        return []
     named = {ref.snapshot_id for ref in metadata.refs.values()}
     oldest = sorted(metadata.snapshots, key=lambda snapshot: snapshot.sequence_number or 0)
     free = [snapshot for snapshot in oldest if snapshot.snapshot_id not in named]
-    return free[: min(max(excess, 0), EXPIRED_MAX)]
+    return free[: min(excess, EXPIRED_MAX)]
 
 
 def orphaned_by_expiry(

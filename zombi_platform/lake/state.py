@@ -7,7 +7,8 @@ commit as the files they stand for; the lineage says whether that commit still c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -26,17 +27,49 @@ LAST_SNAPSHOT: Final = "zombi.snapshot"
 
 @dataclass(frozen=True, slots=True)
 class LakeSnapshot:
-    """A snapshot of the current lineage; `cuts` maps the cuts it carries to their events."""
+    """A snapshot of the current lineage. Its summary is read when somebody asks, for of the
+    hundred that a table keeps one or two are asked."""
 
     id: int
     parent_id: int | None
     timestamp_ms: int
-    operation: str
-    cuts: Mapping[int, int]
-    marks: Mapping[int, str]
-    """The marks of those cuts."""
-    watermarks: Mapping[int, int]
-    added_records: int
+    summary: Mapping[str, str] = field(repr=False)
+
+    @property
+    def operation(self) -> str:
+        return self.summary.get("operation", "")
+
+    @property
+    def cuts(self) -> Mapping[int, int]:
+        """The cuts it carries, and the events of each."""
+        with self._reading():
+            return {int(cut): int(events) for cut, events, *_ in self._cuts()}
+
+    @property
+    def marks(self) -> Mapping[int, str]:
+        """The marks of those cuts."""
+        with self._reading():
+            return {int(cut): rest[0] for cut, _, *rest in self._cuts() if rest}
+
+    @property
+    def watermarks(self) -> Mapping[int, int]:
+        with self._reading():
+            return watermarks_of(self.summary)
+
+    @property
+    def added_records(self) -> int:
+        with self._reading():
+            return int(self.summary.get("added-records", "0"))
+
+    def _cuts(self) -> list[list[str]]:
+        return [item.split(":") for item in self.summary.get(CUTS, "").split()]
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except ValueError as error:
+            raise CorruptionError(f"the summary of snapshot {self.id}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,32 +169,13 @@ def write_cuts(cuts: Sequence[Cut]) -> str:
     return " ".join(f"{cut.id}:{cut.events}:{cut.mark}" for cut in cuts)
 
 
-def _read_cuts(text: str) -> tuple[dict[int, int], dict[int, str]]:
-    """The events and the marks of each cut."""
-    items = [item.split(":") for item in text.split()]
-    events = {int(cut): int(count) for cut, count, *_ in items}
-    return events, {int(cut): rest[0] for cut, _, *rest in items if rest}
-
-
 def _lineage(current: int | None, by_id: Mapping[int, _Snapshot]) -> list[LakeSnapshot]:
     found: list[LakeSnapshot] = []
     while current is not None and current in by_id and len(found) < len(by_id):
         snapshot = by_id[current]
-        summary = snapshot.summary
-        cuts, marks = _read_cuts(summary.get(CUTS, ""))
-        found.append(
-            LakeSnapshot(
-                id=snapshot.snapshot_id,
-                parent_id=snapshot.parent_snapshot_id,
-                timestamp_ms=snapshot.timestamp_ms,
-                operation=summary.get("operation", ""),
-                cuts=cuts,
-                marks=marks,
-                watermarks=watermarks_of(summary),
-                added_records=int(summary.get("added-records", "0")),
-            )
-        )
-        current = snapshot.parent_snapshot_id
+        parent = snapshot.parent_snapshot_id
+        found.append(LakeSnapshot(current, parent, snapshot.timestamp_ms, snapshot.summary))
+        current = parent
     return found
 
 
