@@ -1,7 +1,8 @@
 """`make bench-flushes`: whether the three-hundredth flush costs what the first ones did.
 
 One table takes a small bulk and a flush, again and again. Printed for each window of flushes:
-what the commit took, how many manifests the table has, and how long planning a scan takes.
+what a flush and its commit took, how many files and manifests the table has, and how long
+planning a scan of all of them takes. Every tenth flush merges files, so flushes are averaged.
 """
 
 import json
@@ -26,14 +27,16 @@ from zombi_platform.settings import Settings
 
 EVENTS = 1000
 WINDOW = 50
+PLANS = 5
 
 
 @dataclass(frozen=True)
 class Window:
-    """The flushes up to `last`; medians of one flush, and one plan at the end."""
+    """The flushes up to `last`: means of a flush, medians of a commit and of planning."""
 
     last: int
     flush_ms: float
+    flush_cpu_ms: float
     commit_ms: float
     commit_cpu_ms: float
     files: int
@@ -62,10 +65,10 @@ def main(
 
 
 def measure(server: Server, pipeline: Pipeline, last: int) -> Window:
-    flush_ms, commit_ms, commit_cpu_ms = [], [], []
+    flush_ms, flush_cpu_ms, commit_ms, commit_cpu_ms = [], [], [], []
     for _ in range(WINDOW):
         send(server)
-        started = time.perf_counter()
+        started, started_cpu = time.perf_counter(), time.process_time()
         with pipeline.leased("orders") as work:
             work.stage_all()
             cpu = time.process_time()
@@ -74,11 +77,14 @@ def measure(server: Server, pipeline: Pipeline, last: int) -> Window:
             assert committed is not None
             commit_ms.append(committed.seconds * 1000)
             work.clean()
+            work.merge()
         flush_ms.append((time.perf_counter() - started) * 1000)
+        flush_cpu_ms.append((time.process_time() - started_cpu) * 1000)
     files, manifests, plan_ms = plan(server)
     return Window(
         last=last,
-        flush_ms=statistics.median(flush_ms),
+        flush_ms=statistics.fmean(flush_ms),
+        flush_cpu_ms=statistics.fmean(flush_cpu_ms),
         commit_ms=statistics.median(commit_ms),
         commit_cpu_ms=statistics.median(commit_cpu_ms),
         files=files,
@@ -102,20 +108,25 @@ def plan(server: Server) -> tuple[int, int, float]:
     snapshot = table.current_snapshot()
     assert snapshot is not None
     manifests = len(snapshot.manifests(table.io))
-    started = time.perf_counter()
-    files = len(list(table.scan().plan_files()))
-    return files, manifests, (time.perf_counter() - started) * 1000
+    took = []
+    for _ in range(PLANS):
+        started = time.perf_counter()
+        files = len(list(table.scan().plan_files()))
+        took.append((time.perf_counter() - started) * 1000)
+    return files, manifests, statistics.median(took)
 
 
 def report(found: list[Window]) -> Table:
-    table = Table(title=f"Flushes of {EVENTS} events, medians of {WINDOW}")
-    for heading in ("flushes", "flush ms", "commit ms", "commit CPU ms", "files", "manifests"):
+    table = Table(title=f"Flushes of {EVENTS} events, in windows of {WINDOW}")
+    for heading in ("flushes", "flush ms", "CPU ms", "commit ms", "CPU ms"):
         table.add_column(heading, justify="right")
-    table.add_column("plan ms", justify="right")
+    for heading in ("files", "manifests", "plan ms"):
+        table.add_column(heading, justify="right")
     for window in found:
         table.add_row(
             f"to {window.last}",
             f"{window.flush_ms:.0f}",
+            f"{window.flush_cpu_ms:.0f}",
             f"{window.commit_ms:.0f}",
             f"{window.commit_cpu_ms:.0f}",
             f"{window.files}",

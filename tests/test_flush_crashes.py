@@ -30,8 +30,10 @@ SETTINGS = {
     "lease_secs": "1",
     "engine": "arrow",
     "snapshots_kept": "5",
+    "merge_files_at": "2",
 }
-"""Small splits, so that a cut has several; short leases, so that a dead worker's ends soon."""
+"""Small splits, so that a cut has several; short leases, so that a dead worker's ends soon;
+merges after every flush."""
 
 
 def failpoints(*folders: str) -> list[str]:

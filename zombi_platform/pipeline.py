@@ -1,6 +1,6 @@
 """From hot to Iceberg: the steps of a flush, each of which may be repeated.
 
-Lease, cut, stage, commit, report, clean: every step asks the gateway how far the table has
+Lease, cut, stage, commit, report, clean, merge: every step asks the gateway how far the table has
 come and does what is missing, so a step that died is simply run again, here or by another
 worker. The lease keeps two workers from doing the same work; what makes it harmless when
 they do is the fence in the lake (INV-10). `zombi flush` and the Dagster assets call these
@@ -22,12 +22,14 @@ from typing import Final
 
 from zombi_platform.client.pipeline import PipelineClient
 from zombi_platform.cuts import Cut, CutState
-from zombi_platform.engines import Engine, SplitResult, StagingJob, open_engine
+from zombi_platform.engines import Engine, MergingJob, SplitResult, StagingJob, open_engine
 from zombi_platform.errors import ConflictError, FencedError, TransientError, ZombiError
 from zombi_platform.failpoints import failpoint
 from zombi_platform.lake.commit import Commit
 from zombi_platform.lake.lake import Lake
 from zombi_platform.lake.registration import ExternalCatalog
+from zombi_platform.lake.replacement import Replacement
+from zombi_platform.lake.small_files import MergedFile
 from zombi_platform.settings import Settings
 
 RENEWALS_PER_LEASE: Final = 3
@@ -65,6 +67,14 @@ class Cleaned:
 
 
 @dataclass(frozen=True, slots=True)
+class Merged:
+    """Small files that became fewer, and how long that took."""
+
+    replacement: Replacement
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Flushed:
     """What one flush of a table came to."""
 
@@ -75,6 +85,8 @@ class Flushed:
     bytes: int
     snapshot_id: int | None
     remaining_events: int
+    merged_files: int
+    """Small files of this and earlier flushes that became fewer."""
     stage_secs: float
     commit_secs: float
     seconds: float
@@ -139,6 +151,8 @@ class Pipeline:
             committed = work.commit()
             watch.step(table, "cleaning")
             cleaned = work.clean()
+            watch.step(table, "merging")
+            merged = work.try_to_merge()
             work.register()
         return Flushed(
             table=table,
@@ -148,6 +162,7 @@ class Pipeline:
             bytes=sum(f.bytes for cut in committed.cuts for f in cut.files) if committed else 0,
             snapshot_id=committed.commit.snapshot_id if committed else None,
             remaining_events=cleaned.remaining_events,
+            merged_files=merged.replacement.files_before if merged else 0,
             stage_secs=sum(part.seconds for part in staged),
             commit_secs=committed.seconds if committed else 0.0,
             seconds=time.perf_counter() - started,
@@ -226,6 +241,33 @@ class TableWork:
         answer = self._gateway.clean(self.table, self._lease.epoch)
         failpoint("pipeline.cleaned")
         return Cleaned(answer.deleted_events, answer.remaining_events, self._sweep())
+
+    def merge(self) -> Merged | None:
+        """Make few files of the small ones that flushes have left, if they are many by now."""
+        self._begin("merge")
+        started = time.perf_counter()
+        plan = self._lake.plan_merge(self.table)
+        if plan is None:
+            return None
+        merged: list[MergedFile] = []
+        job = MergingJob.of(
+            self._settings, self._lake.storage, self.table, plan.base, self._lease.epoch
+        )
+        self._engine.merge(job, plan.groups, merged.append)
+        failpoint("pipeline.merging")
+        replacement = self._lake.replace(plan, merged, before_write=self._tombstone)
+        failpoint("pipeline.merged")
+        if replacement is None:
+            return None
+        return Merged(replacement, time.perf_counter() - started)
+
+    def try_to_merge(self) -> Merged | None:
+        """Merge; trouble with it is shown, but stops nothing: every event is where it was."""
+        try:
+            return self.merge()
+        except ZombiError as error:
+            log.warning("small files of %s were not merged: %s", self.table, error)
+            return None
 
     def register(self) -> None:
         """Bring an external catalog up to date; its trouble is shown, but stops nothing."""
@@ -317,10 +359,11 @@ class TableWork:
         for _ in range(SWEEP_PAGES_MAX):
             due = self._gateway.tombstones(self.table, after)
             if due.paths or due.prefixes:
-                deleted += len(self._lake.sweep(self.table, due.paths, due.prefixes).deleted)
-                self._gateway.drop_tombstones(
-                    self.table, self._lease.epoch, due.paths, due.prefixes
-                )
+                swept = self._lake.sweep(self.table, due.paths, due.prefixes)
+                deleted += len(swept.deleted)
+                waiting = set(swept.waiting)
+                done = [path for path in due.paths if path not in waiting]
+                self._gateway.drop_tombstones(self.table, self._lease.epoch, done, due.prefixes)
             after = due.next
             if after is None:
                 break

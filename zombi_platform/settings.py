@@ -145,6 +145,12 @@ class Settings:
     snapshot_max_age_secs: int = setting(
         60, "Age of the oldest event at which staged files are committed as a snapshot.", low=1
     )
+    merge_files_at: int = setting(
+        10,
+        "Small files of one hour and partition that a flush merges into one; 0 for never.",
+        low=0,
+        high=1000,
+    )
     snapshots_kept: int = setting(
         100,
         "Snapshots a table keeps; commits expire older ones, a tenth at a time.",

@@ -49,6 +49,7 @@ def test_assets_and_their_partitions(loaded: dg.Definitions) -> None:
         "staged_files": ("flush", ["hot_cut"], ["parquet"], "tables"),
         "snapshot": ("flush", ["staged_files"], ["iceberg"], "tables"),
         "hot_cleanup": ("flush", ["snapshot"], ["rocksdb"], "tables"),
+        "merged_files": ("flush", ["hot_cleanup"], ["iceberg", "parquet"], "tables"),
         "events": ("hours", ["snapshot"], ["iceberg"], "hour x table"),
     }
 
@@ -72,8 +73,13 @@ def test_every_asset_says_what_it_is_and_whose(loaded: dg.Definitions) -> None:
 def test_faults_are_retried_by_every_step(loaded: dg.Definitions) -> None:
     job = loaded.resolve_job_def("flush")
     policies = {node.name: node.definition.retry_policy for node in job.graph.nodes}
-    assert policies.keys() == {"hot_cut", "staged_files", "snapshot", "hot_cleanup"} | {
-        "snapshot_rows_reconcile"
+    assert policies.keys() == {
+        "hot_cut",
+        "staged_files",
+        "snapshot",
+        "snapshot_rows_reconcile",
+        "hot_cleanup",
+        "merged_files",
     }
     assert all(policy is not None and policy.max_retries == 3 for policy in policies.values())
 

@@ -11,6 +11,7 @@ from zombi_platform.defs.flush import (
     hot_buffer,
     hot_cleanup,
     hot_cut,
+    merged_files,
     rows_reconcile,
     snapshot,
     staged_files,
@@ -25,7 +26,15 @@ from zombi_platform.settings import Settings
 
 def assemble(settings: Settings, now: datetime) -> dg.Definitions:
     return dg.Definitions(
-        assets=[hot_buffer, hot_cut, staged_files, snapshot, hot_cleanup, make_events(now)],
+        assets=[
+            hot_buffer,
+            hot_cut,
+            staged_files,
+            snapshot,
+            hot_cleanup,
+            merged_files,
+            make_events(now),
+        ],
         asset_checks=[rows_reconcile],
         jobs=[flush_job, flush_all],
         schedules=[daily_flush],

@@ -17,7 +17,7 @@ import pyarrow as pa
 from zombi_platform.cuts import Cut, StagedFile
 from zombi_platform.defs.partitions import hour_key
 from zombi_platform.lake.state import LakeState
-from zombi_platform.pipeline import Cleaned, Committed, Staged
+from zombi_platform.pipeline import Cleaned, Committed, Merged, Staged
 from zombi_platform.progress import TableProgress
 
 Metadata = dict[str, Any]
@@ -116,6 +116,20 @@ def describe_cleaned(cleaned: Cleaned) -> Metadata:
         "deleted_events": cleaned.deleted_events,
         "remaining_events": cleaned.remaining_events,
         "deleted_files": cleaned.deleted_files,
+    }
+
+
+def describe_merged(merged: Merged | None, engine: str) -> Metadata:
+    if merged is None:
+        return {"files_before": 0, "files_after": 0, "engine": engine}
+    return {
+        "files_before": merged.replacement.files_before,
+        "files_after": merged.replacement.files_after,
+        "events": merged.replacement.events,
+        "bytes": merged.replacement.bytes,
+        "seconds": round(merged.seconds, 3),
+        "engine": engine,
+        "snapshot_id": dg.MetadataValue.text(str(merged.replacement.snapshot_id)),
     }
 
 

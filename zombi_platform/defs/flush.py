@@ -1,4 +1,4 @@
-"""The flush of one table, step by step: cut, stage, commit, check, clean.
+"""The flush of one table, step by step: cut, stage, commit, check, clean, merge.
 
 Every step asks the gateway how far the table has come and does what is missing, so a run
 may be executed again from any of them. Runs that the sensor starts commit only what is due;
@@ -17,6 +17,7 @@ from zombi_platform.defs.describing import (
     describe_cleaned,
     describe_commit,
     describe_cut,
+    describe_merged,
     describe_staged,
     sum_hours,
 )
@@ -147,9 +148,29 @@ def hot_cleanup(
     yield dg.MaterializeResult(metadata=describe_cleaned(cleaned))
 
 
+@dg.asset(
+    deps=[hot_cleanup],
+    description="Small files of one hour and partition, made into one when ten of a size have "
+    "come together. The events stay the same; a failure here holds no flush up.",
+    kinds={"iceberg", "parquet"},
+    partitions_def=TABLES,
+    group_name=GROUP,
+    owners=OWNERS,
+    retry_policy=RETRIES,
+)
+def merged_files(
+    context: dg.AssetExecutionContext, worker: dg.ResourceParam[Worker]
+) -> Iterator[dg.MaterializeResult[None]]:
+    with worker.step(context.partition_key, "merge", told=False) as work:
+        merged = work.merge()
+        if merged is not None:
+            work.register()
+    yield dg.MaterializeResult(metadata=describe_merged(merged, worker.pipeline.engine.name))
+
+
 flush_job = dg.define_asset_job(
     "flush",
-    selection=dg.AssetSelection.assets(hot_cut, staged_files, snapshot, hot_cleanup),
+    selection=dg.AssetSelection.assets(hot_cut, staged_files, snapshot, hot_cleanup, merged_files),
     description="Bring one table's acked events to Iceberg and clean up behind them.",
 )
 

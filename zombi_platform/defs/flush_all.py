@@ -14,6 +14,7 @@ from zombi_platform.defs.describing import (
     Metadata,
     describe_cleaned,
     describe_cut,
+    describe_merged,
     describe_staged,
 )
 from zombi_platform.defs.flush import (
@@ -22,6 +23,7 @@ from zombi_platform.defs.flush import (
     hot_cleanup,
     hot_cut,
     is_commit_due,
+    merged_files,
     reconcile,
     report_hours,
     rows_reconcile,
@@ -58,7 +60,7 @@ def mapping_keys(names: Sequence[str]) -> dict[str, str]:
     return found
 
 
-@dg.op(description="Cut, stage, commit, verify and clean one table.", retry_policy=RETRIES)
+@dg.op(description="Cut, stage, commit, verify, clean and merge one table.", retry_policy=RETRIES)
 def flush_table(
     context: dg.OpExecutionContext, table: str, worker: dg.ResourceParam[Worker]
 ) -> None:
@@ -83,6 +85,11 @@ def flush_table(
     with worker.step(table, "clean") as work:
         check(context, worker, work)
         show(hot_cleanup, describe_cleaned(work.clean()))
+    with worker.step(table, "merge", told=False) as work:
+        merged = work.try_to_merge()
+        if merged is not None:
+            show(merged_files, describe_merged(merged, worker.pipeline.engine.name))
+            work.register()
     worker.give_back(table)
 
 

@@ -37,8 +37,8 @@ class Worker:
         self._works: dict[str, TableWork] = {}
 
     @contextmanager
-    def step(self, table: str, name: str) -> Iterator[TableWork]:
-        """One step of a table under its lease."""
+    def step(self, table: str, name: str, *, told: bool = True) -> Iterator[TableWork]:
+        """One step of a table under its lease; unless `told`, no flush waits when it fails."""
         try:
             if table not in self._works:
                 self._works[table] = TableWork(self.pipeline, table, self._holder)
@@ -46,7 +46,8 @@ class Worker:
         except ZombiError as error:
             fault = self._behind(table, error)
             self.give_back(table)
-            self._tell(table, name, fault)
+            if told:
+                self._tell(table, name, fault)
             raise as_dagster_wants(fault) from error
 
     def progress(self, table: str) -> TableProgress:

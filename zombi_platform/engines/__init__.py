@@ -1,4 +1,4 @@
-"""Turn a cut into staged Parquet: Arrow in this process or Spark beside it, one contract.
+"""Turn a cut into Parquet and small files into one: Arrow here or Spark beside, one contract.
 
 `open_engine` picks the engine that the settings ask for. An engine's own packages are
 imported when it is opened, so that a machine without Java, and a command that stages
@@ -9,11 +9,18 @@ from __future__ import annotations
 
 import os
 
-from zombi_platform.engines.contract import Engine, SplitResult, StagingJob
+from zombi_platform.engines.contract import Engine, MergingJob, SplitResult, StagingJob
 from zombi_platform.engines.java import find_java
 from zombi_platform.settings import Settings
 
-__all__ = ["Engine", "SplitResult", "StagingJob", "choose_engine", "open_engine"]
+__all__ = [
+    "Engine",
+    "MergingJob",
+    "SplitResult",
+    "StagingJob",
+    "choose_engine",
+    "open_engine",
+]
 
 
 def choose_engine(settings: Settings) -> tuple[str, str]:

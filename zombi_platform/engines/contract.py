@@ -1,8 +1,8 @@
-"""What an engine is: it turns splits of a cut into staged Parquet files.
+"""What an engine is: it turns splits of a cut into Parquet files, and many of those into one.
 
 The seam between the pipeline and whatever does the work. Both engines run the same
-`stage_split`, so a file is the same whoever wrote it; they differ only in where that
-runs. Nothing here does I/O.
+`stage_split` and `merge_files`, so a file is the same whoever wrote it; they differ only in
+where that runs. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from zombi_platform.cuts import Cut, Split, StagedFile
+from zombi_platform.lake.small_files import MergedFile, SmallFiles
 from zombi_platform.lake.storage import Storage
 from zombi_platform.settings import Settings
 
@@ -57,6 +58,29 @@ class SplitResult:
         return sum(file.bytes for file in self.files)
 
 
+@dataclass(frozen=True, slots=True)
+class MergingJob:
+    """Everything a worker must know to merge small files of one table, wherever it is."""
+
+    url: str
+    token: str | None = field(repr=False)
+    table: str
+    epoch: int
+    base: int
+    """The snapshot that the files are in."""
+    storage: Storage
+    bytes_max: int
+    """Most bytes of events that become one file."""
+
+    @classmethod
+    def of(
+        cls, settings: Settings, storage: Storage, table: str, base: int, epoch: int
+    ) -> MergingJob:
+        """The job for a merge on top of a snapshot under the lease with this epoch."""
+        limit = settings.target_file_size_mb * 2**20
+        return cls(settings.url, settings.token, table, epoch, base, storage, limit)
+
+
 class Engine(Protocol):
     @property
     def name(self) -> str: ...
@@ -71,6 +95,17 @@ class Engine(Protocol):
 
         Returns when all are. Raises what stopped it; splits told of stay recorded, and
         staging the rest again is safe, here or elsewhere.
+        """
+
+    def merge(
+        self,
+        job: MergingJob,
+        groups: Sequence[SmallFiles],
+        on_merged: Callable[[MergedFile], None],
+    ) -> None:
+        """Make one file of each group and tell of it; no snapshot refers to it yet.
+
+        Raises what stopped it. Every file that was begun has a tombstone.
         """
 
     def close(self) -> None:

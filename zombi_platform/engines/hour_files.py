@@ -47,7 +47,7 @@ class HourRows:
     hour: int
     """Hours since 1970-01-01T00:00Z."""
     rows: pa.Table
-    """The events of a whole range, in the order of their sequences."""
+    """These events, and perhaps others."""
     order: npt.NDArray[np.intp] | slice
     """Which of the rows these are, in the order of the file."""
     events: int

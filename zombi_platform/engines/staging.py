@@ -24,6 +24,7 @@ from zombi_platform.engines.contract import SplitResult, StagingJob
 from zombi_platform.engines.hour_files import HourRows, arrange, check_footer, write_parquet
 from zombi_platform.errors import CorruptionError
 from zombi_platform.failpoints import failpoint
+from zombi_platform.lake.storage import Storage
 
 INTENT_PATHS_MAX: Final = 500
 """Paths of one announcement; a split of wild timestamps has many thousand files."""
@@ -84,27 +85,29 @@ def _write_all(job: StagingJob, split: Split, planned: Sequence[_Planned]) -> li
     waiting = job.storage.is_s3 or len(planned) >= SMALL_FILES_MIN
     pool = ThreadPoolExecutor(job.uploads if waiting else 1, thread_name_prefix="upload")
     try:
-        return list(pool.map(lambda one: _write(job, split, one), planned))
+        return list(pool.map(lambda one: _write(job, split.number, one), planned))
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _write(job: StagingJob, split: Split, planned: _Planned) -> StagedFile:
-    hour = planned.hour
-    with job.storage.output(planned.path) as sink:
-        write_parquet(job.table, hour, sink)
+def _write(job: StagingJob, split: int, planned: _Planned) -> StagedFile:
+    return write_file(job.storage, job.table, planned.path, split, planned.hour)
+
+
+def write_file(storage: Storage, table: str, path: str, split: int, hour: HourRows) -> StagedFile:
+    """Write a file, and read its footer back from the lake before it counts."""
+    with storage.output(path) as sink:
+        write_parquet(table, hour, sink)
         written = sink.tell()
-    with job.storage.errors(planned.path):
-        source = job.storage.filesystem().open_input_file(job.storage.path(planned.path))
-        with source:
-            stored = source.size()
-            check_footer(hour, pq.read_metadata(source))
+    with storage.errors(path), storage.filesystem().open_input_file(storage.path(path)) as source:
+        stored = source.size()
+        check_footer(hour, pq.read_metadata(source))
     if stored != written:
-        raise CorruptionError(f"{planned.path} has {stored} bytes; {written} were written")
+        raise CorruptionError(f"{path} has {stored} bytes; {written} were written")
     first, last = hour.sequences
     return StagedFile(
-        path=planned.path,
-        split=split.number,
+        path=path,
+        split=split,
         partition=hour.partition,
         hour=hour.hour,
         events=hour.events,

@@ -2,9 +2,8 @@
 
 The fence is the watermark of each partition, kept as table properties: a commit is made
 only from the state it was planned for, in one step that requires the loaded snapshot still
-to be current, and it moves the watermarks in the same step. A conflict starts over from
-loading; an unknown outcome is looked up, never repeated. The catalog's own `commit_table`
-is called directly, because pyiceberg's transactions retry an append without looking.
+to be current, and it moves the watermarks in the same step (`new_snapshot.py`). A conflict
+starts over from loading, and so meets the fence again.
 """
 
 from __future__ import annotations
@@ -13,41 +12,17 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
-from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
-from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
-from pyiceberg.table.snapshots import (
-    Operation,
-    Snapshot,
-    SnapshotSummaryCollector,
-    Summary,
-    update_snapshot_summaries,
-)
-from pyiceberg.table.update import (
-    AddSnapshotUpdate,
-    AssertRefSnapshotId,
-    AssertTableUUID,
-    RemoveSnapshotsUpdate,
-    SetPropertiesUpdate,
-    SetSnapshotRefUpdate,
-    TableRequirement,
-    TableUpdate,
-)
+from pyiceberg.table.snapshots import Operation
 
 from zombi_platform.cuts import Cut, CutState
-from zombi_platform.errors import (
-    InvalidRequestError,
-    LakeConflictError,
-    LakeUnavailableError,
-    ZombiError,
-)
+from zombi_platform.errors import InvalidRequestError, LakeConflictError, LakeUnavailableError
 from zombi_platform.failpoints import failpoint
-from zombi_platform.lake.manifests import ManifestPlan, plan_manifests, write_manifests
-from zombi_platform.lake.orphans import choose_expired, orphaned_by_expiry
+from zombi_platform.lake.new_snapshot import BeforeWrite, Change, NewSnapshot
 from zombi_platform.lake.state import (
     CUTS,
     EVENTS,
@@ -71,12 +46,6 @@ SUMMARY_PARTITIONS_MAX: Final = 64
 """Partitions past which a snapshot's summary leaves the watermarks out; a hundred summaries
 of thousands of partitions would be megabytes in every metadata file. The properties, which
 are what counts, always have them all."""
-
-
-class BeforeWrite(Protocol):
-    """Called before files are written or orphaned, so that each has a tombstone by then."""
-
-    def __call__(self, paths: Sequence[str], prefixes: Sequence[str]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +78,12 @@ def commit(lake: Lake, table: str, cuts: Sequence[Cut], before_write: BeforeWrit
         missing = [file for file in files if file.path not in described]
         for found in read_data_files(lake.storage, loaded.metadata, missing) if missing else ():
             described[found.file_path] = found
-        attempted = _Attempt(lake, loaded, left, [described[file.path] for file in files])
-        if attempted.run(before_write):
+        snapshot = NewSnapshot(lake, table, loaded)
+        change = _change(snapshot.id, left, [described[file.path] for file in files])
+        if snapshot.commit(change, before_write):
             failpoint("commit.done")
             watermarks = {**state.watermarks, **_ends(left)}
-            return _result(attempted.snapshot_id, watermarks, cuts, left)
+            return _result(snapshot.id, watermarks, cuts, left)
         time.sleep(random.uniform(0, min(0.05 * 2**attempt, BACKOFF_SECS_MAX)))
     raise LakeUnavailableError(
         f"table {table!r} changed under each of {ATTEMPTS} tries to commit: "
@@ -137,110 +107,24 @@ def remaining(state: LakeState, cuts: Sequence[Cut]) -> Sequence[Cut]:
     raise _mismatch(state, cuts, found)
 
 
-class _Attempt:
-    """One try to commit from one loaded state."""
-
-    def __init__(
-        self, lake: Lake, loaded: Table, cuts: Sequence[Cut], files: Sequence[DataFile]
-    ) -> None:
-        self._lake = lake
-        self._loaded = loaded
-        self._metadata = loaded.metadata
-        self._cuts = cuts
-        self._files = files
-        self.snapshot_id = self._metadata.new_snapshot_id()
-        self._expired = choose_expired(self._metadata, lake.snapshots_kept)
-
-    def run(self, before_write: BeforeWrite) -> bool:
-        """Write the manifests and commit; false means that somebody else was first."""
-        plan = plan_manifests(self._metadata, self._loaded.io, self.snapshot_id, str(uuid4()))
-        orphans = orphaned_by_expiry(self._metadata, self._loaded.io, self._expired)
-        announced = time.monotonic()
-        before_write(
-            [*plan.paths, *sorted(orphans), *self._lake.dropped_metadata(self._loaded)],
-            self._lake.metadata_prefixes(self._loaded),
-        )
-        write_manifests(plan, self._metadata, self._loaded.io, self._files)
-        failpoint("commit.manifests-written")
-        if not self._still_written(plan, time.monotonic() - announced):
-            return False
-        try:
-            self._lake.commit_table(self._loaded, self._requirements(), self._updates(plan))
-        except (CommitFailedException, NoSuchTableError):
-            return False
-        except ZombiError:
-            # It may have arrived. If it did, the snapshot is there under its own id.
-            state = self._lake.state(self._cuts[0].table)
-            if state is None or self.snapshot_id not in state.snapshot_ids:
-                raise
-        return True
-
-    def _still_written(self, plan: ManifestPlan, waited_secs: float) -> bool:
-        """Whether the manifests are there: a worker that slept may find them swept."""
-        if waited_secs < self._lake.grace_secs / 2:
-            return True
-        return all(self._lake.storage.exists(path) for path in plan.paths)
-
-    def _requirements(self) -> tuple[TableRequirement, ...]:
-        return (
-            AssertTableUUID(uuid=self._metadata.table_uuid),
-            AssertRefSnapshotId.model_validate(
-                {"ref": MAIN_BRANCH, "snapshot-id": self._metadata.current_snapshot_id}
-            ),
-        )
-
-    def _updates(self, plan: ManifestPlan) -> tuple[TableUpdate, ...]:
-        ends = _ends(self._cuts)
-        properties = {f"{WATERMARK}{partition}": str(end) for partition, end in ends.items()}
-        properties |= {f"{MARK}{p}": cut.mark for cut in self._cuts for p in cut.ends}
-        properties[LAST_SNAPSHOT] = str(self.snapshot_id)
-        updates: tuple[TableUpdate, ...] = (
-            AddSnapshotUpdate(snapshot=self._snapshot(plan)),
-            SetSnapshotRefUpdate.model_validate(
-                {
-                    "ref-name": MAIN_BRANCH,
-                    "type": SnapshotRefType.BRANCH,
-                    "snapshot-id": self.snapshot_id,
-                }
-            ),
-            SetPropertiesUpdate(updates=properties),
-        )
-        if not self._expired:
-            return updates
-        ids = [snapshot.snapshot_id for snapshot in self._expired]
-        return (*updates, RemoveSnapshotsUpdate.model_validate({"snapshot-ids": ids}))
-
-    def _snapshot(self, plan: ManifestPlan) -> Snapshot:
-        metadata = self._metadata
-        return Snapshot.model_validate(
-            {
-                "snapshot-id": self.snapshot_id,
-                "parent-snapshot-id": metadata.current_snapshot_id,
-                "sequence-number": metadata.next_sequence_number(),
-                # Iceberg's readers refuse a history that runs backwards, as clocks may.
-                "timestamp-ms": max(int(time.time() * 1000), metadata.last_updated_ms + 1),
-                "manifest-list": plan.list_path,
-                "summary": self._summary(),
-                "schema-id": metadata.current_schema_id,
-            }
-        )
-
-    def _summary(self) -> Summary:
-        metadata = self._metadata
-        collector = SnapshotSummaryCollector()
-        for file in self._files:
-            collector.add_file(file, metadata.schema(), metadata.spec())
-        ends = _ends(self._cuts)
-        ours = {CUTS: write_cuts(self._cuts), EVENTS: str(sum(cut.events for cut in self._cuts))}
-        if len(ends) <= SUMMARY_PARTITIONS_MAX:
-            for partition, end in ends.items():
-                ours[f"{WATERMARK}{partition}"] = str(end)
-                ours[f"{HIGH_WATERMARK}{partition}"] = str(end)
-        previous = metadata.current_snapshot()
-        return update_snapshot_summaries(
-            Summary(Operation.APPEND, **collector.build(), **ours),
-            previous.summary if previous is not None else None,
-        )
+def _change(snapshot_id: int, cuts: Sequence[Cut], files: Sequence[DataFile]) -> Change:
+    ends = _ends(cuts)
+    watermarks = {f"{WATERMARK}{partition}": str(end) for partition, end in ends.items()}
+    summary = {CUTS: write_cuts(cuts), EVENTS: str(sum(cut.events for cut in cuts))}
+    if len(ends) <= SUMMARY_PARTITIONS_MAX:
+        summary |= watermarks
+        summary |= {f"{HIGH_WATERMARK}{partition}": str(end) for partition, end in ends.items()}
+    return Change(
+        operation=Operation.APPEND,
+        added=files,
+        name=str(uuid4()),
+        summary=summary,
+        properties={
+            **watermarks,
+            **{f"{MARK}{partition}": cut.mark for cut in cuts for partition in cut.ends},
+            LAST_SNAPSHOT: str(snapshot_id),
+        },
+    )
 
 
 def _load(lake: Lake, table: str, cuts: Sequence[Cut]) -> tuple[Table, LakeState]:

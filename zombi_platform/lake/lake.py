@@ -25,10 +25,13 @@ from zombi_platform.cuts import Cut
 from zombi_platform.errors import LakeConflictError, ZombiError
 from zombi_platform.failpoints import failpoint
 from zombi_platform.lake import commit as committing
+from zombi_platform.lake import replacement
 from zombi_platform.lake.catalogs import catalog_errors, ensure_namespace, open_catalog
-from zombi_platform.lake.commit import BeforeWrite, Commit
+from zombi_platform.lake.commit import Commit
 from zombi_platform.lake.filesystem_catalog import FilesystemCatalog
+from zombi_platform.lake.new_snapshot import BeforeWrite
 from zombi_platform.lake.orphans import unreferenced
+from zombi_platform.lake.replacement import MergePlan, Replacement
 from zombi_platform.lake.schema import (
     METADATA_KEPT,
     PARTITION_SPEC,
@@ -36,6 +39,7 @@ from zombi_platform.lake.schema import (
     SORT_ORDER,
     TABLE_SCHEMA,
 )
+from zombi_platform.lake.small_files import MergedFile, MergeLimits, base_of
 from zombi_platform.lake.state import LakeState, Verified, read_state, verify
 from zombi_platform.lake.storage import Storage, Stored
 from zombi_platform.settings import Settings
@@ -45,11 +49,13 @@ from zombi_platform.settings import Settings
 class Swept:
     """What a sweep did: files deleted, and files in use or not the table's, which stay.
 
-    The tombstones of both can go: a commit that orphans a file puts another first.
+    The tombstones of both can go: a commit that orphans a file puts another first. Those of
+    `waiting` cannot: a worker that slept may yet commit them.
     """
 
     deleted: tuple[str, ...]
     kept: tuple[str, ...]
+    waiting: tuple[str, ...] = ()
 
 
 class Lake:
@@ -150,6 +156,21 @@ class Lake:
         with self._errors():
             return committing.commit(self, table, cuts, before_write)
 
+    def plan_merge(self, table: str) -> MergePlan | None:
+        """Small files that are worth merging; None if there are none, or it is turned off."""
+        limits = MergeLimits.of(self._settings)
+        if limits is None:
+            return None
+        with self._errors():
+            return replacement.plan_merge(self, table, limits)
+
+    def replace(
+        self, plan: MergePlan, merged: Sequence[MergedFile], *, before_write: BeforeWrite
+    ) -> Replacement | None:
+        """Put merged files in the place of small ones; None if the table has moved meanwhile."""
+        with self._errors():
+            return replacement.replace(self, plan, merged, before_write)
+
     def verify(self, table: str, cuts: Sequence[Cut]) -> Verified:
         """Check in the catalog that these cuts are committed; raise what is wrong otherwise."""
         return verify(self.state(table), cuts)
@@ -175,10 +196,15 @@ class Lake:
         for prefix in self._own(prefixes, homes):
             candidates.update(file.location for file in self.storage.files(prefix))
         with self._errors():
-            doomed = unreferenced(self.storage, found[0], candidates)
+            unused = unreferenced(self.storage, found[0], candidates)
+        # A merge is committed on top of its own base only, so once another snapshot is
+        # current, nobody can commit what it left behind.
+        waiting = {path for path in unused if base_of(path) == found[1].snapshot_id}
+        doomed = unused - waiting
         self.storage.delete(sorted(doomed))
         failpoint("sweep.deleted")
-        return Swept(tuple(sorted(doomed)), tuple(sorted((named | candidates) - doomed)))
+        kept = (named | candidates) - unused
+        return Swept(tuple(sorted(doomed)), tuple(sorted(kept)), tuple(sorted(waiting)))
 
     def strays(self, table: str) -> list[str]:
         """Data and metadata that the table does not refer to; tombstones or cuts may."""

@@ -8,22 +8,22 @@ log-structured tree: ten of one order of magnitude become one of the next.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from pyiceberg.avro.codecs import AvroCompressionCodec
-from pyiceberg.io import FileIO
 from pyiceberg.manifest import (
     DataFile,
     ManifestContent,
     ManifestEntry,
     ManifestEntryStatus,
     ManifestFile,
+    ManifestWriter,
     write_manifest,
     write_manifest_list,
 )
-from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table import Table
 
 MERGED_AT: Final = 10
 MERGED_FILES_MAX: Final = 10_000
@@ -50,12 +50,16 @@ class ManifestPlan:
 
 
 def plan_manifests(
-    metadata: TableMetadata, io: FileIO, snapshot_id: int, name: str
+    table: Table, snapshot_id: int, name: str, holders: Sequence[ManifestFile] = ()
 ) -> ManifestPlan:
-    """Decide which manifests of the current snapshot stay and which are merged."""
+    """Decide which manifests of the current snapshot stay and which are merged.
+
+    `holders` name files that the new snapshot takes out: those are the ones merged then.
+    """
+    metadata = table.metadata
     current = metadata.current_snapshot()
-    live = [] if current is None else [m for m in current.manifests(io) if _live_files(m)]
-    merged = choose_merge(live, metadata.default_spec_id)
+    live = [] if current is None else [m for m in current.manifests(table.io) if live_files(m)]
+    merged = holders or choose_merge(live, metadata.default_spec_id)
     directory = f"{metadata.location}/metadata"
     return ManifestPlan(
         snapshot_id=snapshot_id,
@@ -71,7 +75,7 @@ def choose_merge(manifests: Sequence[ManifestFile], spec_id: int) -> list[Manife
     """The manifests of the lowest level that is full, or none."""
     levels: dict[int, list[ManifestFile]] = defaultdict(list)
     for manifest in manifests:
-        files = _live_files(manifest)
+        files = live_files(manifest)
         mergeable = (
             manifest.content == ManifestContent.DATA and manifest.partition_spec_id == spec_id
         )
@@ -84,15 +88,16 @@ def choose_merge(manifests: Sequence[ManifestFile], spec_id: int) -> list[Manife
 
 
 def write_manifests(
-    plan: ManifestPlan, metadata: TableMetadata, io: FileIO, files: Sequence[DataFile]
+    plan: ManifestPlan, table: Table, added: Sequence[DataFile], removed: Collection[str] = ()
 ) -> None:
     """Write what the plan names; nothing refers to it yet."""
-    manifests = [_write_added(plan, metadata, io, files)]
+    metadata = table.metadata
+    manifests = [_write_added(plan, table, added)]
     if plan.merged:
-        manifests.append(_write_merged(plan, metadata, io))
+        manifests.append(_write_merged(plan, table, removed))
     with write_manifest_list(
         format_version=metadata.format_version,
-        output_file=io.new_output(plan.list_path),
+        output_file=table.io.new_output(plan.list_path),
         snapshot_id=plan.snapshot_id,
         parent_snapshot_id=metadata.current_snapshot_id,
         sequence_number=metadata.next_sequence_number(),
@@ -101,17 +106,8 @@ def write_manifests(
         writer.add_manifests([*manifests, *plan.kept])
 
 
-def _write_added(
-    plan: ManifestPlan, metadata: TableMetadata, io: FileIO, files: Sequence[DataFile]
-) -> ManifestFile:
-    with write_manifest(
-        metadata.format_version,
-        metadata.spec(),
-        metadata.schema(),
-        io.new_output(plan.added_path),
-        plan.snapshot_id,
-        COMPRESSION,
-    ) as writer:
+def _write_added(plan: ManifestPlan, table: Table, files: Sequence[DataFile]) -> ManifestFile:
+    with _writer(plan, table, plan.added_path) as writer:
         for file in files:
             writer.add(
                 ManifestEntry.from_args(
@@ -125,22 +121,31 @@ def _write_added(
     return writer.to_manifest_file()
 
 
-def _write_merged(plan: ManifestPlan, metadata: TableMetadata, io: FileIO) -> ManifestFile:
-    with write_manifest(
-        metadata.format_version,
-        metadata.spec(),
-        metadata.schema(),
-        io.new_output(plan.merged_path),
-        plan.snapshot_id,
-        COMPRESSION,
-    ) as writer:
+def _write_merged(plan: ManifestPlan, table: Table, removed: Collection[str]) -> ManifestFile:
+    with _writer(plan, table, plan.merged_path) as writer:
         for manifest in plan.merged:
-            for entry in manifest.fetch_manifest_entry(io):
-                writer.existing(entry)
+            for entry in manifest.fetch_manifest_entry(table.io):
+                if entry.data_file.file_path in removed:
+                    writer.delete(entry)
+                else:
+                    writer.existing(entry)
     return writer.to_manifest_file()
 
 
-def _live_files(manifest: ManifestFile) -> int:
+def _writer(plan: ManifestPlan, table: Table, path: str) -> ManifestWriter:
+    metadata = table.metadata
+    return write_manifest(
+        metadata.format_version,
+        metadata.spec(),
+        metadata.schema(),
+        table.io.new_output(path),
+        plan.snapshot_id,
+        COMPRESSION,
+    )
+
+
+def live_files(manifest: ManifestFile) -> int:
+    """How many files of the table it names."""
     # Writers of the first format version leave the counts out; such a manifest counts as one.
     added, existing = manifest.added_files_count, manifest.existing_files_count
     return 1 if added is None or existing is None else added + existing

@@ -23,6 +23,8 @@ MARK: Final = "zombi.mark."
 CUTS: Final = "zombi.cuts"
 EVENTS: Final = "zombi.events"
 LAST_SNAPSHOT: Final = "zombi.snapshot"
+MERGED: Final = "zombi.merged"
+"""In the summary of a merge: how many files it replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,16 @@ class LakeSnapshot:
     def added_records(self) -> int:
         with self._reading():
             return int(self.summary.get("added-records", "0"))
+
+    @property
+    def added_files(self) -> int:
+        with self._reading():
+            return int(self.summary.get("added-data-files", "0"))
+
+    @property
+    def added_bytes(self) -> int:
+        with self._reading():
+            return int(self.summary.get("added-files-size", "0"))
 
     def _cuts(self) -> list[list[str]]:
         return [item.split(":") for item in self.summary.get(CUTS, "").split()]

@@ -12,6 +12,7 @@ import os
 
 from pyspark import daemon
 
+import zombi_platform.engines.merging
 import zombi_platform.engines.spark.task  # noqa: F401
 from zombi_platform.failpoints import arm
 from zombi_platform.settings import Settings

@@ -1,4 +1,4 @@
-"""What runs in a Spark executor's Python: one split a task, told of in one row.
+"""What runs in a Spark executor's Python: one split or merge a task, told of in one row.
 
 Errors of this platform travel as rows, because Spark would try a refused task twice more
 and then reduce the error to a text. Everything else is raised, and Spark's own retries
@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import sys
 import zipimport
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final, TypeVar
 
 import msgspec
 import pyarrow as pa
 
-from zombi_platform.cuts import Split
-from zombi_platform.engines.contract import SplitResult, StagingJob
-from zombi_platform.engines.staging import stage_split
 from zombi_platform.errors import TransientError, ZombiError
 
 ROW_SCHEMA: Final = "outcome binary"
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -45,32 +45,36 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of one split: exactly one of the two."""
+    """What became of one item: a result, or a failure."""
 
-    result: SplitResult | None = None
+    result: msgspec.Raw = msgspec.Raw()
     failure: Failure | None = None
 
 
-def stage_rows(
-    job: StagingJob, splits: Mapping[int, Split], batches: Iterable[pa.RecordBatch]
+def work_rows(
+    work: Callable[[T], U], items: Mapping[int, T], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """For mapInArrow: each incoming row is the place of a split to stage."""
+    """For mapInArrow: each incoming row is the place of an item to work on."""
     try:
         for batch in batches:
             for place in batch.column(0).to_pylist():
-                row = msgspec.msgpack.encode(_stage(job, splits[place]))
+                row = msgspec.msgpack.encode(_outcome(work, items[place]))
                 yield pa.RecordBatch.from_arrays([pa.array([row], pa.binary())], ["outcome"])
     finally:
         _forget_zips()
 
 
-def decode_outcome(row: bytes) -> Outcome:
-    return msgspec.msgpack.decode(row, type=Outcome)
+def decode_outcome(row: bytes, result: type[U]) -> U | ZombiError | None:
+    """What the work on one item came to, or the error that it ended with."""
+    outcome = msgspec.msgpack.decode(row, type=Outcome)
+    if outcome.failure is not None:
+        return outcome.failure.to_error()
+    return msgspec.msgpack.decode(outcome.result, type=result | None)
 
 
-def _stage(job: StagingJob, split: Split) -> Outcome:
+def _outcome(work: Callable[[T], U], item: T) -> Outcome:
     try:
-        return Outcome(result=stage_split(job, split))
+        return Outcome(result=msgspec.Raw(msgspec.msgpack.encode(work(item))))
     except ZombiError as error:
         return Outcome(failure=Failure.of(error))
 
