@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -58,18 +59,20 @@ class Platform:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.gateway = Gateway(home, **SETTINGS)
+        self.settings = dict(SETTINGS)
+        self.gateway = Gateway(home, **self.settings)
         self.writers = Writers(self.gateway.port)
 
     def restart_gateway(self, failpoint: str | None = None) -> None:
         self.gateway.kill()
         extra = {} if failpoint is None else {"failpoints": failpoint}
-        self.gateway = Gateway(self.home, **SETTINGS, **extra)
+        self.gateway = Gateway(self.home, **self.settings, **extra)
         self.writers.move(self.gateway.port)
 
-    def worker(self, failpoint: str | None = None) -> subprocess.Popen[str]:
+    def worker(self, failpoint: str | None = None, **settings: str) -> subprocess.Popen[str]:
         environ = {k: v for k, v in os.environ.items() if not k.startswith("ZOMBI_")}
-        environ |= {f"ZOMBI_{name.upper()}": value for name, value in SETTINGS.items()}
+        settings = self.settings | settings
+        environ |= {f"ZOMBI_{name.upper()}": value for name, value in settings.items()}
         environ |= {"ZOMBI_DATA_DIR": str(self.home), "ZOMBI_URL": self.gateway.url}
         if failpoint is not None:
             environ["ZOMBI_FAILPOINTS"] = failpoint
@@ -81,15 +84,15 @@ class Platform:
             text=True,
         )
 
-    def flush(self, failpoint: str | None = None) -> tuple[int, str]:
-        worker = self.worker(failpoint)
+    def flush(self, failpoint: str | None = None, **settings: str) -> tuple[int, str]:
+        worker = self.worker(failpoint, **settings)
         out, err = worker.communicate()
         return worker.returncode, out + err
 
-    def flush_until_done(self) -> None:
+    def flush_until_done(self, **settings: str) -> None:
         """Flush until one succeeds: the lease of a dead worker must end first."""
         while True:
-            code, said = self.flush()
+            code, said = self.flush(**settings)
             if code == 0:
                 return
             assert "LEASE_HELD" in said, said
@@ -179,7 +182,7 @@ def test_a_worker_that_slept_through_its_lease_finds_its_work_done(tmp_path: Pat
     """Frozen before its commit and woken after another worker finished, it says so."""
     platform = Platform(tmp_path)
     try:
-        for place in ("pipeline.committing", "commit.manifests-written", "stage.written"):
+        for place in ("pipeline.committing", "commit.checked", "stage.written"):
             platform.writers.wait_for(300)
             sleeper = platform.worker(f"{place}=stop")
             wait_until_stopped(sleeper)
@@ -189,6 +192,42 @@ def test_a_worker_that_slept_through_its_lease_finds_its_work_done(tmp_path: Pat
                 sleeper.send_signal(signal.SIGCONT)
                 out, err = sleeper.communicate()
             assert sleeper.returncode == 1 and "FENCED" in out, out + err
+        platform.finish()
+    finally:
+        platform.close()
+
+
+@pytest.mark.parametrize(
+    ("place", "merges"),
+    [("pipeline.merging", "2"), ("commit.checked", "2"), ("commit.checked", "0")],
+)
+def test_a_worker_that_slept_through_its_merge_breaks_nothing(
+    tmp_path: Path, place: str, merges: str
+) -> None:
+    """Woken after another worker swept: with another merge on top, or with nothing changed."""
+    platform = Platform(tmp_path)
+    try:
+        for _ in range(2):
+            platform.writers.wait_for(300)
+            platform.flush_until_done(merge_files_at="0")
+        acked = platform.writers.stop()
+        platform.flush_until_done(merge_files_at="0")
+        platform.settings["delete_grace_secs"] = "0"
+        platform.restart_gateway()
+        sleeper = platform.worker(f"{place}=stop")
+        wait_until_stopped(sleeper)
+        try:
+            platform.flush_until_done(merge_files_at=merges)
+        finally:
+            sleeper.send_signal(signal.SIGCONT)
+            out, err = sleeper.communicate()
+        assert sleeper.returncode == 0, out + err
+        (flushed,) = json.loads(out)["flushed"]
+        # Before its manifests it is told that its lease is over, after them that it was late.
+        won = place == "commit.checked" and merges == "0"
+        assert (flushed["merged_files"] > 0) == won, out + err
+        platform.check(acked)
+        platform.flush_until_done()
         platform.finish()
     finally:
         platform.close()

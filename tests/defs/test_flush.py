@@ -12,6 +12,7 @@ from tests.defs.flushing import World, hide, metadata, put_back, world
 from zombi_platform.defs.sensors import delete_old_runs
 
 STEPS = ("hot_cut", "staged_files", "snapshot", "hot_cleanup")
+MERGED_AT = 10
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +145,38 @@ def test_many_tables_share_a_run_and_one_that_fails_stops_no_other(here: World) 
         assert {"a", "c-d"} <= {record.partition_key for record in records}
     failure = here.progress("broken").failure
     assert failure is not None and failure.code == "TABLE_DROPPED"
+
+
+def test_small_files_are_merged_and_the_run_says_so(here: World) -> None:
+    for _ in range(MERGED_AT):
+        here.send("small", 20, partitions=2)
+        result = here.flush("small")
+        assert result.success
+    told = metadata(result, "merged_files")
+    assert (told["files_before"], told["files_after"], told["events"]) == (20, 2, 200)
+    assert set(here.rows("small").values()) == {1}
+    assert len(here.rows("small")) == 200
+    here.send("small", 20)
+    assert metadata(here.flush("small"), "merged_files")["files_before"] == 0
+
+
+def test_a_merge_that_fails_is_seen_and_holds_no_flush_up(here: World) -> None:
+    for _ in range(MERGED_AT - 1):
+        here.send("torn", 20)
+        assert here.flush("torn").success
+    lost = next(place(here, "torn").rglob("*.parquet"))
+    content = lost.read_bytes()
+    lost.unlink()
+    here.send("torn", 20)
+    result = here.flush("torn")
+    assert [event.step_key for event in result.get_step_failure_events()] == ["merged_files"]
+    assert not [event for event in result.all_events if event.is_step_up_for_retry]
+    assert here.progress("torn").events == 0, "the flush itself is done"
+    assert here.progress("torn").failure is None, "so that the next one need not wait"
+    lost.write_bytes(content)
+    here.send("torn", 20)
+    assert metadata(here.flush("torn"), "merged_files")["files_before"] == MERGED_AT + 1
+    assert here.rows("torn") == {(0, n): 1 for n in range(1, 20 * (MERGED_AT + 1) + 1)}
 
 
 def test_running_an_hour_reads_it_from_the_lake(here: World) -> None:

@@ -88,3 +88,28 @@ def test_the_gateway_hears_of_a_run_that_died(tmp_path: Path) -> None:
         assert failure is not None
         assert (failure.error, failure.transient) == ("the worker was killed", True)
         assert failure.run_id == run.run_id
+
+
+def test_the_gateway_hears_nothing_of_a_merge_that_failed(tmp_path: Path) -> None:
+    with world(tmp_path, merge_files_at="2") as here:
+        for _ in range(2):
+            here.send("orders", 5)
+            for file in (here.settings.data_dir / "warehouse").rglob("*.parquet"):
+                file.unlink()
+            result = here.flush("orders")
+        assert not result.success
+        run = here.instance.get_run_by_id(result.run_id)
+        assert run is not None
+        sensor = here.definitions.resolve_sensor_def("failed_runs")
+        with (
+            here.client() as gateway,
+            dg.build_run_status_sensor_context(
+                "failed_runs",
+                result.get_run_failure_event(),
+                here.instance,
+                run,
+                resources={"gateway": gateway},
+            ).for_run_failure() as context,
+        ):
+            sensor(context)
+        assert here.progress("orders").failure is None

@@ -19,7 +19,7 @@ from zombi_platform.cuts import Cut, Range
 from zombi_platform.lake.lake import Lake
 from zombi_platform.settings import Settings
 
-STOPS = ["commit.loaded", "commit.manifests-written", "commit.done"]
+STOPS = ["commit.loaded", "commit.manifests-written", "commit.checked", "commit.done"]
 
 
 class Worker:

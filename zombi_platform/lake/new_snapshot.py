@@ -89,6 +89,7 @@ class NewSnapshot:
         failpoint("commit.manifests-written")
         if not self._still_written(plan, time.monotonic() - announced):
             return False
+        failpoint("commit.checked")
         try:
             updates = self._updates(change, plan)
             self._lake.commit_table(self._loaded, self._requirements(), updates)
