@@ -24,7 +24,7 @@ def flush(
     tables: Annotated[list[str] | None, typer.Argument(help="Tables; default all.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Stage, commit, verify and clean everything that is hot now."""
+    """Stage, commit, verify and clean everything that is hot now, and merge small files."""
     settings = Settings.from_env(os.environ)
     arm(settings.failpoints)
     # Here and not above: other commands start without the engines' imports.
@@ -95,7 +95,7 @@ def _print_json(done: list[Flushed], failed: list[tuple[str, ZombiError]]) -> No
 
 
 def _print_table(done: list[Flushed], failed: list[tuple[str, ZombiError]]) -> None:
-    table = Table("table", "events", "files", "MB", "snapshot", "still hot", "seconds")
+    table = Table("table", "events", "files", "MB", "snapshot", "still hot", "merged", "seconds")
     for column in table.columns[1:]:
         column.justify = "right"
     for flushed in done:
@@ -106,6 +106,7 @@ def _print_table(done: list[Flushed], failed: list[tuple[str, ZombiError]]) -> N
             f"{flushed.bytes / 2**20:,.1f}",
             str(flushed.snapshot_id or "-"),
             f"{flushed.remaining_events:,}",
+            f"{flushed.merged_files:,}",
             f"{flushed.seconds:.1f}",
         )
     Console().print(table)
