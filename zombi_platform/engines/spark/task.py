@@ -19,6 +19,7 @@ import pyarrow as pa
 from zombi_platform.errors import TransientError, ZombiError
 
 ROW_SCHEMA: Final = "outcome binary"
+NOTHING: Final = msgspec.Raw(msgspec.msgpack.encode(None))
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -47,7 +48,7 @@ class Failure(msgspec.Struct, frozen=True):
 class Outcome(msgspec.Struct, frozen=True):
     """What became of one item: a result, or a failure."""
 
-    result: msgspec.Raw = msgspec.Raw()
+    result: msgspec.Raw = NOTHING
     failure: Failure | None = None
 
 
