@@ -10,6 +10,8 @@ import pyarrow.parquet as pq
 
 from zombi_platform.cuts import Cut, CutState, Range, Split, StagedFile
 from zombi_platform.lake.columns import FILE_SCHEMA
+from zombi_platform.lake.replacement import MergePlan
+from zombi_platform.lake.small_files import MergedFile, merge_name
 from zombi_platform.lake.storage import Storage
 
 HOUR = 497_000
@@ -39,19 +41,39 @@ def stage_file(
     storage: Storage, table: str, name: str, split: int, part: Range, hour: int
 ) -> StagedFile:
     location = f"{storage.hour_directory(table, hour, part.partition)}/{name}.parquet"
-    rows = events(table, part, hour)
+    return _write(storage, location, split, events(table, part, hour), part.partition, hour)
+
+
+def merge(storage: Storage, plan: MergePlan) -> list[MergedFile]:
+    """What an engine makes of a plan's groups."""
+    merged = []
+    for group in plan.groups:
+        rows = pa.concat_tables(
+            pq.read_table(storage.path(file.path), filesystem=storage.filesystem())
+            for file in group.files
+        ).cast(FILE_SCHEMA)
+        directory = storage.hour_directory(plan.table, group.hour, group.partition)
+        location = f"{directory}/{merge_name(plan.base)}{group.number}.parquet"
+        file = _write(storage, location, group.number, rows, group.partition, group.hour)
+        merged.append(MergedFile(file, group.files))
+    return merged
+
+
+def _write(
+    storage: Storage, location: str, split: int, rows: pa.Table, partition: int, hour: int
+) -> StagedFile:
     with storage.output(location) as sink:
         pq.write_table(rows, sink, compression="zstd")
-    size = storage.filesystem().get_file_info(storage.path(location)).size
+    sequences = rows["sequence"].to_pylist()
     return StagedFile(
         path=location,
         split=split,
-        partition=part.partition,
+        partition=partition,
         hour=hour,
-        events=part.events,
-        bytes=size,
-        first=part.first,
-        last=part.last,
+        events=len(sequences),
+        bytes=storage.filesystem().get_file_info(storage.path(location)).size,
+        first=min(sequences),
+        last=max(sequences),
     )
 
 

@@ -11,13 +11,12 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.types import StringType
 
-from tests.lake.staging import HOUR, Tombstones, events, stage, stage_file
+from tests.lake.staging import HOUR, Tombstones, events, merge, stage
 from tests.lake.worlds import EVERYWHERE, World, make_world, put, rows
 from zombi_platform.cuts import Range
 from zombi_platform.errors import CorruptionError, LakeConflictError
 from zombi_platform.lake.lake import Lake
 from zombi_platform.lake.replacement import MergePlan
-from zombi_platform.lake.small_files import MergedFile, merge_name
 from zombi_platform.settings import Settings
 
 # pyiceberg, as somebody else's writer, has no bloom filters.
@@ -46,18 +45,6 @@ def fill(lake: Lake, cuts: Sequence[int] = range(1, CUTS + 1)) -> list[tuple[int
     return sorted((p, n) for p in PARTITIONS for n in range(1, 3 * max(cuts) + 1))
 
 
-def merge(plan: MergePlan, lake: Lake) -> list[MergedFile]:
-    """What an engine makes of the plan's groups. Files of these tests have no gaps."""
-    merged = []
-    for group in plan.groups:
-        count = sum(file.events for file in group.files)
-        name = f"{merge_name(plan.base)}{group.partition}"
-        part = Range(group.partition, 1, count)
-        file = stage_file(lake.storage, "orders", name, group.number, part, group.hour)
-        merged.append(MergedFile(file, group.files))
-    return merged
-
-
 def planned(lake: Lake) -> MergePlan:
     plan = lake.plan_merge("orders")
     assert plan is not None
@@ -78,11 +65,11 @@ def test_merged_files_take_the_place_of_small_ones(world: World) -> None:
     expected = fill(lake)
     before = lake.require_state("orders")
     plan = planned(lake)
-    done = lake.replace(plan, merge(plan, lake), before_write=Tombstones())
+    done = lake.replace(plan, merge(lake.storage, plan), before_write=Tombstones())
     assert done is not None
     assert (done.files_before, done.files_after, done.events) == (2 * CUTS, 2, 6 * CUTS)
     assert rows(lake) == expected
-    assert files(lake) == {one.file.path for one in merge(plan, lake)}
+    assert files(lake) == {one.file.path for one in merge(lake.storage, plan)}
     after = lake.require_state("orders")
     assert (after.snapshot_id, after.lineage[0].operation) == (done.snapshot_id, "replace")
     assert (after.watermarks, after.marks) == (before.watermarks, before.marks)
@@ -98,7 +85,7 @@ def test_commits_go_on_after_a_merge(world: World) -> None:
     lake = world.worker(merge_files_at=AT)
     fill(lake)
     plan = planned(lake)
-    assert lake.replace(plan, merge(plan, lake), before_write=Tombstones())
+    assert lake.replace(plan, merge(lake.storage, plan), before_write=Tombstones())
     expected = fill(lake, range(CUTS + 1, 2 * CUTS + 1))
     assert rows(lake) == expected
     assert len(files(lake)) == 2 + 2 * CUTS
@@ -112,7 +99,7 @@ def test_a_table_that_has_moved_keeps_its_files(world: World) -> None:
     plan = planned(lake)
     expected = fill(lake, [CUTS + 1])
     before = files(lake)
-    assert lake.replace(plan, merge(plan, lake), before_write=Tombstones()) is None
+    assert lake.replace(plan, merge(lake.storage, plan), before_write=Tombstones()) is None
     assert (rows(lake), files(lake)) == (expected, before)
 
 
@@ -120,7 +107,7 @@ def test_of_two_that_merge_the_same_files_one_does(world: World) -> None:
     lake = world.worker(merge_files_at=AT)
     expected = fill(lake)
     one, two = planned(lake), planned(world.worker(merge_files_at=AT))
-    merged = merge(one, lake)
+    merged = merge(lake.storage, one)
     assert lake.replace(one, merged, before_write=Tombstones()) is not None
     assert lake.replace(two, merged, before_write=Tombstones()) is None
     assert rows(lake) == expected
@@ -132,7 +119,7 @@ def test_replaced_files_go_when_their_last_snapshot_has_expired(world: World) ->
     old = files(lake)
     tombstones = Tombstones()
     plan = planned(lake)
-    merged = merge(plan, lake)
+    merged = merge(lake.storage, plan)
     tombstones([one.file.path for one in merged], [])
     assert lake.replace(plan, merged, before_write=tombstones) is not None
     swept = lake.sweep("orders", [*tombstones.paths, *old], tombstones.prefixes)
@@ -150,7 +137,7 @@ def test_replaced_files_go_when_their_last_snapshot_has_expired(world: World) ->
 def test_what_a_sleeping_worker_may_yet_commit_is_not_swept(lake: Lake) -> None:
     expected = fill(lake)
     plan = planned(lake)
-    merged = merge(plan, lake)
+    merged = merge(lake.storage, plan)
     tombstones = Tombstones()
     tombstones([one.file.path for one in merged], [])
 
@@ -170,7 +157,7 @@ def test_what_was_merged_in_vain_is_swept(lake: Lake) -> None:
     plan = planned(lake)
     tombstones = Tombstones()
     expected = fill(lake, [CUTS + 1])
-    merged = merge(plan, lake)
+    merged = merge(lake.storage, plan)
     tombstones([one.file.path for one in merged], [])
     assert lake.replace(plan, merged, before_write=tombstones) is None
     lake.sweep("orders", tombstones.paths, tombstones.prefixes)
@@ -219,7 +206,7 @@ def test_whatever_others_do_meanwhile_is_not_undone(
 ) -> None:
     fill(lake)
     plan = planned(lake)
-    merged = merge(plan, lake)
+    merged = merge(lake.storage, plan)
     meanwhile(lake)
     before = rows(lake)
     assert lake.replace(plan, merged, before_write=Tombstones()) is None
@@ -229,7 +216,7 @@ def test_whatever_others_do_meanwhile_is_not_undone(
 def test_a_merged_file_with_other_events_is_refused(lake: Lake) -> None:
     expected = fill(lake)
     plan = planned(lake)
-    merged = merge(plan, lake)
+    merged = merge(lake.storage, plan)
     short = replace(merged[0], file=replace(merged[0].file, events=1))
     with pytest.raises(CorruptionError, match="stay in the table"):
         lake.replace(plan, [short, *merged[1:]], before_write=Tombstones())

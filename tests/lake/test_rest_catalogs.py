@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lake.staging import stage
+from tests.lake.staging import Tombstones, merge, stage
 from tests.lake.worlds import put, rows
 from tests.rest import RestServer
 from tests.s3 import Fault, FaultyProxy, faulty, free_port
@@ -100,6 +100,9 @@ def test_an_external_catalog_agrees_after_fifty_flushes_with_outages(
     failures = 0
     for n in range(1, 51):
         put(lake, stage(lake.storage, "orders", n, Range(0, 2 * n - 1, 2 * n)))
+        plan = lake.plan_merge("orders")
+        if plan is not None:
+            assert lake.replace(plan, merge(lake.storage, plan), before_write=Tombstones())
         if chance.random() < 0.4:
             fault = chance.choice(["refuse", "500", "drop"])
             proxy.inject(Fault(lambda *_: chance.random() < 0.5, fault, times=chance.randint(1, 6)))
@@ -115,6 +118,7 @@ def test_an_external_catalog_agrees_after_fifty_flushes_with_outages(
     assert catalog.bring_up_to_date("orders") == Registration(state.snapshot_id, 0)
     shown = catalog.catalog.load_table((lake.namespace, "orders"))
     assert {each.snapshot_id for each in shown.metadata.snapshots} == state.snapshot_ids
+    assert len(list(shown.scan().plan_files())) < 20, "small files were merged"
     assert shown.properties["zombi.watermark.0"] == "100"
     assert shown.scan(selected_fields=("sequence",)).to_arrow().num_rows == 100
 

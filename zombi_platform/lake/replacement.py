@@ -137,10 +137,11 @@ def _has_gained(state: LakeState, limits: MergeLimits) -> bool:
     gained = 0
     for snapshot in state.lineage:
         if MERGED in snapshot.summary:
-            break
-        if snapshot.added_files and snapshot.added_bytes < snapshot.added_files * limits.small_max:
+            return gained >= limits.at
+        if snapshot.added_bytes < snapshot.added_files * limits.small_max:
             gained += snapshot.added_files
-    return gained >= limits.at
+    has_expired = state.lineage[-1].parent_id is not None
+    return gained >= limits.at or has_expired
 
 
 def _is_ours(table: Table) -> bool:
