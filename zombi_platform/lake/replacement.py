@@ -140,8 +140,9 @@ def _has_gained(state: LakeState, limits: MergeLimits) -> bool:
             return gained >= limits.at
         if snapshot.added_bytes < snapshot.added_files * limits.small_max:
             gained += snapshot.added_files
-    has_expired = state.lineage[-1].parent_id is not None
-    return gained >= limits.at or has_expired
+    # Of files from before the oldest snapshot that is kept nothing is known but their number.
+    oldest = state.lineage[-1]
+    return gained > 0 and gained + oldest.total_files - oldest.added_files >= limits.at
 
 
 def _is_ours(table: Table) -> bool:

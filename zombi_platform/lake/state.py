@@ -69,6 +69,11 @@ class LakeSnapshot:
             return int(self.summary.get("added-data-files", "0"))
 
     @property
+    def total_files(self) -> int:
+        with self._reading():
+            return int(self.summary.get("total-data-files", "0"))
+
+    @property
     def added_bytes(self) -> int:
         with self._reading():
             return int(self.summary.get("added-files-size", "0"))
