@@ -81,6 +81,24 @@ def test_many_flushes_leave_few_files(gateway: Gateway, pipeline: Pipeline) -> N
     assert len(rows_in_lake(location)) == 10 * FLUSHES, "DuckDB finds them too"
 
 
+def test_one_bad_file_keeps_only_its_own_partition_from_being_merged(
+    gateway: Gateway, pipeline: Pipeline, tmp_path: Path
+) -> None:
+    for n in range(AT):
+        send(gateway, 10 * n)
+        with pipeline.leased("t") as work:
+            work.stage_all()
+            work.commit()
+            work.clean()
+    torn = next((tmp_path / "warehouse/t/data").rglob("partition=1/*.parquet"))
+    content = torn.read_bytes()
+    torn.write_bytes(content[:-20])
+    assert pipeline.flush("t").events == 0
+    torn.write_bytes(content)
+    assert files(pipeline) == 1 + AT
+    assert len(read(pipeline)) == 10 * AT
+
+
 def test_trouble_with_a_merge_stops_no_flush(
     gateway: Gateway, pipeline: Pipeline, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -253,10 +253,16 @@ class TableWork:
         job = MergingJob.of(
             self._settings, self._lake.storage, self.table, plan.base, self._lease.epoch
         )
-        self._engine.merge(job, plan.groups, merged.append)
+        failure: ZombiError | None = None
+        try:
+            self._engine.merge(job, plan.groups, merged.append)
+        except ZombiError as error:
+            failure = error  # of one group; what was made of the others counts
         failpoint("pipeline.merging")
         replacement = self._lake.replace(plan, merged, before_write=self._tombstone)
         failpoint("pipeline.merged")
+        if failure is not None:
+            raise failure
         if replacement is None:
             return None
         return Merged(replacement, time.perf_counter() - started)
@@ -279,7 +285,7 @@ class TableWork:
             log.warning("the external catalog lags behind for %s: %s", self.table, error)
             self._gateway.report_registration(self.table, None, str(error))
         else:
-            self._gateway.report_registration(self.table, shown.snapshot_id)
+            self._gateway.report_registration(self.table, shown.commit_id)
 
     def cuts(self) -> Sequence[Cut]:
         return self._gateway.cuts(self.table)
@@ -361,8 +367,9 @@ class TableWork:
             if due.paths or due.prefixes:
                 swept = self._lake.sweep(self.table, due.paths, due.prefixes)
                 deleted += len(swept.deleted)
-                waiting = set(swept.waiting)
-                done = [path for path in due.paths if path not in waiting]
+                if swept.waiting:
+                    self._tombstone(swept.waiting, ())
+                done = [path for path in due.paths if path not in set(swept.waiting)]
                 self._gateway.drop_tombstones(self.table, self._lease.epoch, done, due.prefixes)
             after = due.next
             if after is None:

@@ -54,7 +54,7 @@ class FailureReport:
 
 @dataclass(frozen=True, slots=True)
 class RegistrationProgress:
-    """What an external catalog has; `lag` is whether that is not our newest snapshot."""
+    """The last commit of events that an external catalog has; `lag` if that is not our last."""
 
     snapshot_id: int | None
     lag: bool

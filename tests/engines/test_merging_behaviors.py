@@ -92,6 +92,16 @@ def test_a_file_that_is_gone_is_named(engine: Engine, staging: Staging) -> None:
         merge(engine, job, groups[:1])
 
 
+def test_a_torn_file_is_named_and_the_others_are_merged(engine: Engine, staging: Staging) -> None:
+    job, groups = small_files(staging, engine)
+    torn = Path(staging.storage.path(groups[1].files[0].path))
+    torn.write_bytes(torn.read_bytes()[:-20])
+    told: list[MergedFile] = []
+    with pytest.raises(CorruptionError, match="cannot be read"):
+        engine.merge(job, groups[:2], told.append)
+    assert [one.file.split for one in told] == [0]
+
+
 @pytest.mark.parametrize("wrong", ["the same twice", "another hour"])
 def test_events_that_do_not_belong_together_are_not_merged(
     engine: Engine, staging: Staging, wrong: str

@@ -131,6 +131,21 @@ def test_only_metadata_that_is_old_and_unnamed_is_tidied_up(tmp_path: Path) -> N
     assert all(lake.storage.exists(entry["metadata-file"]) for entry in named)
 
 
+def test_metadata_is_tidied_up_without_gaps(tmp_path: Path) -> None:
+    """A reader that remembers a version takes it for the newest if the next one is not there."""
+    lake = Lake(Settings(data_dir=tmp_path, delete_grace_secs=3600))
+    lake.ensure_table("orders")
+    for n in range(METADATA_KEPT + PRUNED_EVERY - 2):
+        change(lake, load(lake), round=str(n))
+    metadata = tmp_path / "warehouse/orders/metadata"
+    past = time.time() - 7200
+    for number in (1, 2, 4, 5):
+        os.utime(metadata / f"v{number}.metadata.json", (past, past))
+    change(lake, load(lake), round="last")
+    left = [number for number in range(1, 6) if (metadata / f"v{number}.metadata.json").exists()]
+    assert left == [3, 4, 5]
+
+
 @pytest.mark.parametrize("action", ["drop", "refuse", "500"])
 def test_a_commit_whose_answer_is_lost_counts_once(
     proxy: tuple[FaultyProxy, Settings], action: str

@@ -226,6 +226,49 @@ def test_a_merged_file_with_other_events_is_refused(lake: Lake) -> None:
     assert rows(lake) == expected
 
 
+def test_files_merged_twice_are_refused(lake: Lake) -> None:
+    expected = fill(lake)
+    plan = planned(lake)
+    once = merge(lake.storage, plan)
+    with pytest.raises(CorruptionError, match="into two others"):
+        lake.replace(plan, [*once, *once], before_write=Tombstones())
+    assert rows(lake) == expected
+
+
+def test_another_partition_spec_of_others_hides_no_row(lake: Lake) -> None:
+    """Files here keep the spec that they were written with, whatever the default is."""
+    fill(lake)
+    with theirs(lake).update_spec() as update:
+        update.remove_field("event_date")
+    expected = fill(lake, [CUTS + 1])
+    append_others(lake)
+    plan = planned(lake)
+    assert lake.replace(plan, merge(lake.storage, plan), before_write=Tombstones()) is not None
+    assert rows(lake) == sorted([*expected, (7, 1), (7, 2)])
+    table = theirs(lake)
+    for hour in ("event_hour = 8", "event_date = '2026-09-12' and event_hour = 8"):
+        assert table.scan(hour, selected_fields=("sequence",)).to_arrow().num_rows == 6 * CUTS + 8
+    assert table.scan("event_hour = 9").to_arrow().num_rows == 0
+
+
+def test_what_a_rollback_past_a_merge_leaves_behind_is_known(world: World) -> None:
+    fill(world.worker())
+    lake = world.worker(merge_files_at=AT, snapshots_kept=2)
+    last = lake.require_state("orders").snapshot_id
+    assert last is not None
+    plan, tombstones = planned(lake), Tombstones()
+    merged = merge(lake.storage, plan)
+    assert lake.replace(plan, merged, before_write=tombstones) is not None
+    theirs(lake).manage_snapshots().rollback_to_snapshot(last).commit()
+    for n in range(CUTS + 1, CUTS + 4):
+        cut = stage(lake.storage, "orders", n, *[Range(p, 3 * n - 2, 3 * n) for p in PARTITIONS])
+        lake.commit("orders", [cut], before_write=tombstones)
+    assert {one.file.path for one in merged} <= set(tombstones.paths)
+    lake.sweep("orders", tombstones.paths, tombstones.prefixes)
+    assert [path for path in lake.strays("orders") if not path.endswith(".crc")] == []
+    assert rows(lake) == sorted((p, n) for p in PARTITIONS for n in range(1, 3 * CUTS + 10))
+
+
 def test_a_table_without_enough_small_files_is_not_read(lake: Lake) -> None:
     assert lake.plan_merge("orders") is None
     put(lake, stage(lake.storage, "orders", 1, Range(0, 1, 3), hour=HOUR))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zombi_platform.lake.small_files import (
-    GROUPS_MAX,
+    FILES_MAX,
     LiveFile,
     MergeLimits,
     base_of,
@@ -55,8 +55,10 @@ def test_no_file_gets_more_events_than_a_flush_gives_it() -> None:
 
 
 def test_one_merge_is_bounded() -> None:
-    many = [file for p in range(GROUPS_MAX + 5) for file in files(4, partition=p)]
-    assert len(choose(many, LIMITS)) == GROUPS_MAX
+    many = [file for p in range(FILES_MAX // 4 + 5) for file in files(4, 100, partition=p)]
+    assert len(choose(many, LIMITS)) == FILES_MAX // 4
+    heavy = [file for p in range(50) for file in files(4, 240_000, partition=p)]
+    assert len(choose(heavy, LIMITS)) == LIMITS.bytes_max // (4 * 240_000)
 
 
 @pytest.mark.parametrize(("at", "limits_at"), [("10", 10), ("1", 2), ("0", None)])

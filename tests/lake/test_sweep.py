@@ -44,6 +44,19 @@ def test_a_tombstone_outside_the_table_deletes_nothing(lake: Lake) -> None:
     assert everything(lake) == before
 
 
+def test_nothing_is_swept_before_the_first_commit(lake: Lake) -> None:
+    """The table may have been made again in the place of one that somebody wants back."""
+    lake.ensure_table("orders")
+    home = lake.storage.table_location("orders")
+    places = [f"{home}/data/stray.parquet", f"{home}/metadata/v2.metadata.json.0f.tmp"]
+    for place in places:
+        lake.storage.write(place, b"")
+    swept = lake.sweep("orders", places[:1], [f"{home}/metadata/v2.metadata.json."])
+    assert (swept.deleted, swept.waiting) == ((), tuple(places))
+    put(lake, stage(lake.storage, "orders", 1, Range(0, 1, 3)))
+    assert set(lake.sweep("orders", swept.waiting).deleted) == set(places)
+
+
 @pytest.mark.parametrize("odd", ["/orders//data/", "/orders/./data/"])
 def test_another_spelling_of_a_file_in_use_does_not_delete_it(lake: Lake, odd: str) -> None:
     cut = stage(lake.storage, "orders", 1, Range(0, 1, 3))

@@ -188,7 +188,7 @@ class PipelineClient:
     def report_registration(
         self, table: str, snapshot_id: int | None, error: str | None = None
     ) -> None:
-        """Tell which snapshot an external catalog has, and what keeps it from the next."""
+        """Tell the last commit of events an external catalog has, and what keeps it from more."""
         body = {"snapshot_id": snapshot_id, "error": error}
         self._request("POST", f"{_path(table)}/registration", body=body)
 

@@ -38,7 +38,7 @@ class Worker:
 
     @contextmanager
     def step(self, table: str, name: str, *, told: bool = True) -> Iterator[TableWork]:
-        """One step of a table under its lease; unless `told`, no flush waits when it fails."""
+        """One step of a table under its lease; unless `told`, the gateway hears of no failure."""
         try:
             if table not in self._works:
                 self._works[table] = TableWork(self.pipeline, table, self._holder)

@@ -71,14 +71,24 @@ class MergingJob:
     storage: Storage
     bytes_max: int
     """Most bytes of events that become one file."""
+    downloads: int = 1
+    """Files of one group read at once, where reading is mostly waiting."""
 
     @classmethod
     def of(
         cls, settings: Settings, storage: Storage, table: str, base: int, epoch: int
     ) -> MergingJob:
         """The job for a merge on top of a snapshot under the lease with this epoch."""
-        limit = settings.target_file_size_mb * 2**20
-        return cls(settings.url, settings.token, table, epoch, base, storage, limit)
+        return cls(
+            url=settings.url,
+            token=settings.token,
+            table=table,
+            epoch=epoch,
+            base=base,
+            storage=storage,
+            bytes_max=settings.target_file_size_mb * 2**20,
+            downloads=settings.max_concurrent_s3_uploads if storage.is_s3 else 1,
+        )
 
 
 class Engine(Protocol):

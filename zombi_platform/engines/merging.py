@@ -8,6 +8,8 @@ which snapshot it may be committed. Memory is bounded by the limit of one file's
 from __future__ import annotations
 
 import secrets
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +23,7 @@ from zombi_platform.errors import CorruptionError
 from zombi_platform.events import COLUMNS
 from zombi_platform.failpoints import failpoint
 from zombi_platform.lake.small_files import LiveFile, MergedFile, SmallFiles, merge_name
+from zombi_platform.lake.storage import Storage
 
 
 def merge_files(job: MergingJob, group: SmallFiles) -> MergedFile | None:
@@ -44,28 +47,33 @@ def _read(job: MergingJob, group: SmallFiles) -> tuple[list[LiveFile], list[pa.T
     files: list[LiveFile] = []
     tables: list[pa.Table] = []
     room = job.bytes_max
-    for file in group.files:
+    with ThreadPoolExecutor(job.downloads, thread_name_prefix="download") as pool:
+        contents = list(pool.map(partial(_content, job.storage), group.files))
+    for file, content in zip(group.files, contents, strict=True):
         try:
-            content = job.storage.read(file.path)
-        except FileNotFoundError as error:
+            source = pq.ParquetFile(pa.BufferReader(content))
+            groups = range(source.metadata.num_row_groups)
+            room -= sum(source.metadata.row_group(place).total_byte_size for place in groups)
+            if room < 0:
+                break
+            rows = source.read(COLUMNS.names)
+            columns = [rows[field.name].cast(field.type) for field in COLUMNS]
+        except (pa.ArrowException, OSError, KeyError) as error:
             raise CorruptionError(
-                f"{file.path} is in the table and gone from the lake: somebody deleted it"
+                f"{file.path} is in the table and cannot be read: {error}"
             ) from error
-        source = pq.ParquetFile(pa.BufferReader(content))
-        groups = range(source.metadata.num_row_groups)
-        room -= sum(source.metadata.row_group(place).total_byte_size for place in groups)
-        if room < 0:
-            break
         files.append(file)
-        tables.append(_columns(source.read(COLUMNS.names)))
+        tables.append(pa.Table.from_arrays(columns, schema=COLUMNS))
     return files, tables
 
 
-def _columns(rows: pa.Table) -> pa.Table:
-    """Rows of a data file with the types that the hot buffer gives them."""
-    return pa.Table.from_arrays(
-        [rows[field.name].cast(field.type) for field in COLUMNS], schema=COLUMNS
-    )
+def _content(storage: Storage, file: LiveFile) -> bytes:
+    try:
+        return storage.read(file.path)
+    except FileNotFoundError as error:
+        raise CorruptionError(
+            f"{file.path} is in the table and gone from the lake: somebody deleted it"
+        ) from error
 
 
 def _arrange(group: SmallFiles, files: list[LiveFile], tables: list[pa.Table]) -> HourRows:

@@ -35,7 +35,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """Which of our snapshots an external catalog has, and what keeps it from the next."""
+    """Which of our commits an external catalog has, and what keeps it from the next."""
 
     snapshot_id: int | None
     at_ms: int

@@ -22,7 +22,7 @@ from pyiceberg.typedef import Record
 
 from zombi_platform.cuts import StagedFile
 from zombi_platform.errors import CorruptionError
-from zombi_platform.lake.schema import SORT_ORDER_ID, TABLE_SCHEMA
+from zombi_platform.lake.schema import SORT_ORDER_ID, TABLE_SCHEMA, our_spec
 from zombi_platform.lake.storage import Storage
 
 READERS: Final = 16
@@ -35,6 +35,7 @@ def read_data_files(
     """Check every file against its record and describe it for a manifest."""
     plan = compute_statistics_plan(TABLE_SCHEMA, metadata.properties)
     ids = parquet_path_to_id_mapping(TABLE_SCHEMA)
+    spec_id = our_spec(metadata).spec_id
 
     def describe(file: StagedFile) -> DataFile:
         footer = _read_footer(storage, file)
@@ -46,7 +47,7 @@ def read_data_files(
             partition=Record(file.hour // 24, file.hour % 24),
             file_size_in_bytes=file.bytes,
             sort_order_id=SORT_ORDER_ID,
-            spec_id=metadata.default_spec_id,
+            spec_id=spec_id,
             equality_ids=None,
             key_metadata=None,
             **statistics.to_serialized_dict(),
@@ -66,8 +67,8 @@ def _read_footer(storage: Storage, file: StagedFile) -> pq.FileMetaData:
                 footer = pq.read_metadata(source)
         except FileNotFoundError as error:
             raise CorruptionError(
-                f"{file.path} was staged and is gone: somebody deleted it. Its events are "
-                "still in the hot buffer"
+                f"{file.path} was written and is gone: somebody deleted it. Its events are still "
+                "where they came from"
             ) from error
     found = {"bytes": size, "events": footer.num_rows, **_bounds(footer)}
     expected = {

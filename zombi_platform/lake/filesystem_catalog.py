@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 import time
 from contextlib import suppress
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 from pyiceberg.catalog import Catalog, PropertiesUpdateSummary
@@ -63,7 +64,7 @@ class _Settled(Snapshot):
         return self
 
 
-class LoadedTable(Table):
+class FilesystemTable(Table):
     """A table, and the very bytes of the metadata file that it was read from."""
 
     def __init__(self, content: bytes, *of_table: Any) -> None:
@@ -145,7 +146,7 @@ class FilesystemCatalog(Catalog):
         ]
         metadata = metadata.model_copy(update={"snapshots": settled})
         io = StorageIO(self.properties)
-        return LoadedTable(content, (self._namespace, table), metadata, location, io, self)
+        return FilesystemTable(content, (self._namespace, table), metadata, location, io, self)
 
     def next_file(self, table: Table) -> str:
         """Where the metadata of the next commit will be."""
@@ -221,7 +222,7 @@ class FilesystemCatalog(Catalog):
     def _is_unchanged(self, table: Table) -> bool:
         """Whether the file a table was loaded from is there as it was. If somebody has made
         the next one, that shows when ours is created."""
-        if not isinstance(table, LoadedTable):
+        if not isinstance(table, FilesystemTable):
             return False
         try:
             return self._storage.read(table.metadata_location) == table.content
@@ -251,14 +252,16 @@ class FilesystemCatalog(Catalog):
         if version % PRUNED_EVERY:
             return
         before_ms = (time.time() - self._grace_secs) * 1000
-        old = [
-            (found, stored.location)
+        found = {
+            int(match[1]): stored
             for stored in self._storage.files(self._prefix(table))
             if (match := VERSION.search(stored.location))
-            and (found := int(match[1])) < version - METADATA_KEPT
-            and stored.modified_ms < before_ms
-        ]
-        self._storage.delete(location for _, location in sorted(old)[:PRUNED_MAX])
+        }
+        oldest = [found[number] for number in sorted(found) if number < version - METADATA_KEPT]
+        # In order and without gaps: whoever remembers a version looks for the next one.
+        old = takewhile(lambda stored: stored.modified_ms < before_ms, oldest[:PRUNED_MAX])
+        for stored in old:
+            self._storage.delete([stored.location])
 
     def _head(self, table: str) -> str:
         versions = self._versions(table)

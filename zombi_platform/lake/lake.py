@@ -191,15 +191,14 @@ class Lake:
                 f"{len(named) + len(prefixes)} tombstones name nothing needed: put it back",
                 code="TABLE_DROPPED",
             )
-        homes = (found[1].location, self.storage.table_location(table))
+        table_now, state = found
+        homes = (state.location, self.storage.table_location(table))
         candidates = self._own(named, homes)
         for prefix in self._own(prefixes, homes):
             candidates.update(file.location for file in self.storage.files(prefix))
         with self._errors():
-            unused = unreferenced(self.storage, found[0], candidates)
-        # A merge is committed on top of its own base only, so once another snapshot is
-        # current, nobody can commit what it left behind.
-        waiting = {path for path in unused if base_of(path) == found[1].snapshot_id}
+            unused = unreferenced(self.storage, table_now, candidates)
+        waiting = {path for path in unused if _may_be_committed(path, state)}
         doomed = unused - waiting
         self.storage.delete(sorted(doomed))
         failpoint("sweep.deleted")
@@ -240,13 +239,18 @@ class Lake:
         updates: tuple[TableUpdate, ...],
     ) -> None:
         with self._errors():
-            self.catalog.commit_table(table, requirements, updates)
+            try:
+                self.catalog.commit_table(table, requirements, updates)
+            except ValueError as error:
+                # So pyiceberg refuses what does not fit on top of what is there by now.
+                raise CommitFailedException(str(error)) from error
 
     def metadata_prefixes(self, table: Table) -> list[str]:
         """How the names begin of metadata files that the next commit may leave unused."""
         directory = f"{table.metadata.location}/metadata"
         if isinstance(self.catalog, FilesystemCatalog):
-            return [self.catalog.next_file(table)]
+            # Temporary files only: those with a number are tidied up by number, in order.
+            return [f"{self.catalog.next_file(table)}."]
         if self._settings.catalog_url is not None:
             return []  # its metadata lies beside ours under names like these, and is in use
         number = table.metadata_location.rsplit("/", 1)[-1].partition("-")[0]
@@ -266,6 +270,19 @@ class Lake:
 
     def _errors(self) -> AbstractContextManager[None]:
         return catalog_errors(self._settings.catalog_uri or self._settings.catalog)
+
+
+def _may_be_committed(path: str, state: LakeState) -> bool:
+    """Whether a file that nothing refers to may yet come to be needed.
+
+    A merge is committed on top of its own base only, so once another snapshot is current,
+    nobody can commit what it left behind. And a table in which nothing was ever committed may
+    be one that was made again in the place of another, which somebody will want back.
+    """
+    if state.last_zombi_snapshot is None:
+        return True
+    base = base_of(path)
+    return base is not None and base == state.snapshot_id
 
 
 def _state(table: str, loaded: Table) -> LakeState:

@@ -25,6 +25,8 @@ from pyiceberg.manifest import (
 )
 from pyiceberg.table import Table
 
+from zombi_platform.lake.schema import our_spec
+
 MERGED_AT: Final = 10
 MERGED_FILES_MAX: Final = 10_000
 """Data files past which a manifest is left alone."""
@@ -59,7 +61,7 @@ def plan_manifests(
     metadata = table.metadata
     current = metadata.current_snapshot()
     live = [] if current is None else [m for m in current.manifests(table.io) if live_files(m)]
-    merged = holders or choose_merge(live, metadata.default_spec_id)
+    merged = holders or choose_merge(live, our_spec(metadata).spec_id)
     directory = f"{metadata.location}/metadata"
     return ManifestPlan(
         snapshot_id=snapshot_id,
@@ -136,7 +138,7 @@ def _writer(plan: ManifestPlan, table: Table, path: str) -> ManifestWriter:
     metadata = table.metadata
     return write_manifest(
         metadata.format_version,
-        metadata.spec(),
+        our_spec(metadata),
         metadata.schema(),
         table.io.new_output(path),
         plan.snapshot_id,

@@ -40,6 +40,7 @@ from zombi_platform.errors import ZombiError
 from zombi_platform.failpoints import failpoint
 from zombi_platform.lake.manifests import ManifestPlan, plan_manifests, write_manifests
 from zombi_platform.lake.orphans import choose_expired, orphaned_by_expiry
+from zombi_platform.lake.schema import our_spec
 
 if TYPE_CHECKING:
     from zombi_platform.lake.lake import Lake
@@ -147,11 +148,12 @@ class NewSnapshot:
 
     def _summary(self, change: Change) -> Summary:
         metadata = self._metadata
+        schema, spec = metadata.schema(), our_spec(metadata)
         collector = SnapshotSummaryCollector()
         for file in change.added:
-            collector.add_file(file, metadata.schema(), metadata.spec())
+            collector.add_file(file, schema, spec)
         for file in change.removed:
-            collector.remove_file(file, metadata.schema(), metadata.spec())
+            collector.remove_file(file, schema, spec)
         previous = metadata.current_snapshot()
         summary = update_snapshot_summaries(
             # pyiceberg adds a replacement up like an overwrite, but refuses to be asked for one.

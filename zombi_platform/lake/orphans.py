@@ -69,12 +69,13 @@ def orphaned_by_expiry(
     orphans = set()
     for snapshot in expired:
         orphans.add(snapshot.manifest_list)
-        successor = following.get(snapshot.snapshot_id) or metadata.current_snapshot()
+        child = following.get(snapshot.snapshot_id)
+        successor = child or metadata.current_snapshot()
         if successor is None or successor.snapshot_id == snapshot.snapshot_id:
             continue
         before, after = manifests(snapshot.snapshot_id), manifests(successor.snapshot_id)
         orphans |= before.keys() - after.keys()
-        if _deletes(successor):
+        if child is None or _deletes(child):
             orphans |= _replaced(io, before, after)
     return orphans
 

@@ -36,6 +36,7 @@ from pyiceberg.table.update import (
 from zombi_platform.errors import LakeConflictError, LakeUnavailableError, SettingsError
 from zombi_platform.lake.catalogs import catalog_errors, ensure_namespace, open_rest_catalog
 from zombi_platform.lake.lake import Lake
+from zombi_platform.lake.state import last_snapshot_of
 from zombi_platform.settings import Settings
 
 
@@ -45,6 +46,8 @@ class Registration:
 
     snapshot_id: int | None
     lag: int
+    commit_id: int | None = None
+    """The last of its snapshots that brought events; merges may have come after it."""
 
 
 class ExternalCatalog:
@@ -172,8 +175,11 @@ def _compare(ours: TableMetadata, theirs: TableMetadata | None) -> Registration:
     if theirs is None:
         return Registration(None, len(ours.snapshots))
     if theirs.current_snapshot_id == ours.current_snapshot_id:
-        return Registration(theirs.current_snapshot_id, 0)
-    return Registration(theirs.current_snapshot_id, max(1, len(_newer(ours, theirs))))
+        lag = 0
+    else:
+        lag = max(1, len(_newer(ours, theirs)))
+    commit_id = last_snapshot_of(theirs.properties)
+    return Registration(theirs.current_snapshot_id, lag, commit_id)
 
 
 def _newer(ours: TableMetadata, theirs: TableMetadata) -> list[Snapshot]:

@@ -22,7 +22,7 @@ from zombi_platform.errors import CorruptionError
 from zombi_platform.failpoints import failpoint
 from zombi_platform.lake.manifests import live_files
 from zombi_platform.lake.new_snapshot import BeforeWrite, Change, NewSnapshot
-from zombi_platform.lake.schema import TABLE_SCHEMA
+from zombi_platform.lake.schema import TABLE_SCHEMA, our_spec
 from zombi_platform.lake.small_files import (
     LiveFile,
     MergedFile,
@@ -36,8 +36,8 @@ from zombi_platform.lake.state import MERGED, LakeState, check_lineage
 if TYPE_CHECKING:
     from zombi_platform.lake.lake import Lake
 
-MANIFEST_FILES_MAX: Final = 1000
-"""Manifests of more files are old, and not read for the few small ones they may name."""
+ENTRIES_MAX: Final = 20_000
+"""Files that are looked at, those of the newest manifests: small ones are there."""
 PARTITION: Final = re.compile(
     r"/data/event_date=[0-9-]{10}/event_hour=\d{2}/partition=(\d+)/[^/]+\.parquet$"
 )
@@ -85,11 +85,10 @@ def plan_merge(lake: Lake, table: str, limits: MergeLimits) -> MergePlan | None:
         return None  # rows that somebody deleted would come back
     data_files: dict[str, DataFile] = {}
     holders: dict[str, ManifestFile] = {}
-    for manifest in manifests:
-        if live_files(manifest) < MANIFEST_FILES_MAX:
-            for entry in manifest.fetch_manifest_entry(loaded.io):
-                data_files[entry.data_file.file_path] = entry.data_file
-                holders[entry.data_file.file_path] = manifest
+    for manifest in _newest(manifests, our_spec(loaded.metadata).spec_id):
+        for entry in manifest.fetch_manifest_entry(loaded.io):
+            data_files[entry.data_file.file_path] = entry.data_file
+            holders[entry.data_file.file_path] = manifest
     home = f"{lake.storage.table_location(table)}/"
     groups = choose(_ours(data_files.values(), home), limits)
     if not groups:
@@ -106,10 +105,8 @@ def replace(
 
     if not merged:
         return None
-    for one in merged:
-        _check_events(one)
+    _check_events(merged)
     removed = [plan.data_files[file.path] for one in merged for file in one.replaced]
-    holders = {plan.holders[file.file_path].manifest_path for file in removed}
     added = read_data_files(lake.storage, plan.loaded.metadata, [one.file for one in merged])
     snapshot = NewSnapshot(lake, plan.table, plan.loaded)
     change = Change(
@@ -118,7 +115,7 @@ def replace(
         name=f"{merge_name(plan.base)}{uuid4()}",
         summary={MERGED: str(len(removed))},
         removed=removed,
-        holders=[m for m in set(plan.holders.values()) if m.manifest_path in holders],
+        holders=list({plan.holders[file.file_path] for file in removed}),
     )
     if not snapshot.commit(change, before_write):
         return None
@@ -164,10 +161,26 @@ def _ours(files: Iterable[DataFile], home: str) -> Iterable[LiveFile]:
             )
 
 
-def _check_events(merged: MergedFile) -> None:
-    events = sum(file.events for file in merged.replaced)
-    if merged.file.events != events:
-        raise CorruptionError(
-            f"{merged.file.path} holds {merged.file.events} events; the {len(merged.replaced)} "
-            f"files it was made of hold {events}. They stay in the table"
-        )
+def _newest(manifests: Iterable[ManifestFile], spec_id: int) -> Iterable[ManifestFile]:
+    """The newest manifests with files of our spec, as many as are looked at."""
+    entries = 0
+    for manifest in sorted(manifests, key=lambda manifest: -manifest.sequence_number):
+        entries += live_files(manifest)
+        if entries > ENTRIES_MAX:
+            return
+        if manifest.partition_spec_id == spec_id:
+            yield manifest
+
+
+def _check_events(merged: Sequence[MergedFile]) -> None:
+    """Raise unless each file holds what it was made of, and no two were made of the same."""
+    for one in merged:
+        events = sum(file.events for file in one.replaced)
+        if one.file.events != events:
+            raise CorruptionError(
+                f"{one.file.path} holds {one.file.events} events; the {len(one.replaced)} files "
+                f"it was made of hold {events}. They stay in the table"
+            )
+    replaced = [file.path for one in merged for file in one.replaced]
+    if len(set(replaced)) != len(replaced):
+        raise CorruptionError("a file was merged into two others. It stays in the table")

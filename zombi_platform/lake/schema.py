@@ -10,6 +10,7 @@ from typing import Final
 
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
+from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import (
@@ -22,6 +23,7 @@ from pyiceberg.types import (
     StringType,
 )
 
+from zombi_platform.errors import LakeConflictError
 from zombi_platform.lake.columns import SORT_COLUMNS
 
 SORT_ORDER_ID: Final = 1
@@ -63,6 +65,19 @@ PARTITION_SPEC: Final = PartitionSpec(
     PartitionField(7, 1000, IdentityTransform(), "event_date"),
     PartitionField(8, 1001, IdentityTransform(), "event_hour"),
 )
+
+
+def our_spec(metadata: TableMetadata) -> PartitionSpec:
+    """The spec that files are written with here: ours, whatever others made the default."""
+    for spec in metadata.specs().values():
+        if spec.fields == PARTITION_SPEC.fields:
+            return spec
+    raise LakeConflictError(
+        f"the table at {metadata.location} has no partition spec {PARTITION_SPEC.fields} any more: "
+        "somebody removed it. Add it again",
+        code="SPEC_REMOVED",
+    )
+
 
 SORT_ORDER: Final = SortOrder(
     *(

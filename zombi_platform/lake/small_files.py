@@ -17,8 +17,8 @@ from typing import Final
 from zombi_platform.cuts import StagedFile
 from zombi_platform.settings import Settings
 
-GROUPS_MAX: Final = 64
-"""Files that one merge makes at most, so that the flush after it need not wait for long."""
+FILES_MAX: Final = 2000
+"""Files that one merge takes at most, so that the flush after it need not wait for long."""
 COMPRESSION_RATIO: Final = 8
 """How much smaller a file may be than its events: an estimate to choose by, not to rely on."""
 
@@ -91,15 +91,17 @@ def choose(files: Iterable[LiveFile], limits: MergeLimits) -> tuple[SmallFiles, 
     for file in files:
         if file.bytes < limits.small_max:
             kinds[len(str(file.bytes)), file.hour, file.partition].append(file)
-    groups = [
-        (hour, partition, fitting)
-        for (_, hour, partition), alike in sorted(kinds.items())
-        if len(alike) >= limits.at and len(fitting := _fitting(alike, limits)) > 1
-    ]
-    return tuple(
-        SmallFiles(number, partition, hour, fitting)
-        for number, (hour, partition, fitting) in enumerate(groups[:GROUPS_MAX])
-    )
+    groups: list[SmallFiles] = []
+    files_left, bytes_left = FILES_MAX, limits.bytes_max
+    for (_, hour, partition), alike in sorted(kinds.items()):
+        fitting = _fitting(alike, limits) if len(alike) >= limits.at else ()
+        files_left -= len(fitting)
+        bytes_left -= sum(file.bytes for file in fitting)
+        if files_left < 0 or bytes_left < 0:
+            break
+        if len(fitting) > 1:
+            groups.append(SmallFiles(len(groups), partition, hour, fitting))
+    return tuple(groups)
 
 
 def merge_name(base: int) -> str:
