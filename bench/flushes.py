@@ -61,7 +61,9 @@ def main(
     if as_json:
         sys.stdout.write(json.dumps([asdict(window) for window in found]) + "\n")
     else:
-        Console().print(report(found))
+        console = Console()
+        console.width = max(console.width, 100)
+        console.print(report(found))
 
 
 def measure(server: Server, pipeline: Pipeline, last: int) -> Window:
