@@ -11,7 +11,7 @@ from pyiceberg.catalog import Catalog
 
 from tests.catalog.tables import HTTP, rest_catalog, table_url
 from tests.gateway import running
-from tests.lake.staging import HOUR, Tombstones, stage
+from tests.lake.staging import HOUR, Tombstones, merge, stage
 from tests.test_hot_buffer import append, opened, segment
 from tests.worker import Worker
 from zombi_platform.catalog.live.warehouse import LiveWarehouse, RowsGoneError
@@ -58,6 +58,13 @@ def test_every_step_of_a_flush_shows_each_event_once(tmp_path: Path) -> None:
             write_and_check()
             assert worker.client.clean(TABLE, worker.epoch).deleted_events
             write_and_check()
+        lake = Lake(Settings(data_dir=tmp_path, merge_files_at=2))
+        plan = lake.plan_merge(TABLE)
+        assert plan is not None
+        merged = merge(lake.storage, plan)
+        write_and_check()
+        assert lake.replace(plan, merged, before_write=worker.announce) is not None
+        write_and_check()
 
 
 def test_a_table_that_was_rolled_back_or_dropped_has_no_live_view(tmp_path: Path) -> None:
