@@ -24,6 +24,7 @@ from zombi_platform.lake.manifests import live_files
 from zombi_platform.lake.new_snapshot import BeforeWrite, Change, NewSnapshot
 from zombi_platform.lake.schema import TABLE_SCHEMA, our_spec
 from zombi_platform.lake.small_files import (
+    FILES_MAX,
     LiveFile,
     MergedFile,
     MergeLimits,
@@ -71,15 +72,16 @@ class Replacement:
 
 def plan_merge(lake: Lake, table: str, limits: MergeLimits) -> MergePlan | None:
     """What is worth merging now; None if that is nothing."""
-    found = lake.load(table)
+    # The state alone is cheap to read, and as a rule tells that there is nothing to do.
+    glance = lake.state(table)
+    found = lake.load(table) if glance is not None and _has_gained(glance, limits) else None
     if found is None:
         return None
     loaded, state = found
     check_lineage(state)
-    if state.snapshot_id is None or not _has_gained(state, limits) or not _is_ours(loaded):
-        return None
     current = loaded.metadata.current_snapshot()
-    assert current is not None
+    if current is None or not _is_ours(loaded):
+        return None
     manifests = [manifest for manifest in current.manifests(loaded.io) if live_files(manifest)]
     if any(manifest.content == ManifestContent.DELETES for manifest in manifests):
         return None  # rows that somebody deleted would come back
@@ -93,7 +95,7 @@ def plan_merge(lake: Lake, table: str, limits: MergeLimits) -> MergePlan | None:
     groups = choose(_ours(data_files.values(), home), limits)
     if not groups:
         return None
-    return MergePlan(table, state.snapshot_id, groups, loaded, data_files, holders)
+    return MergePlan(table, current.snapshot_id, groups, loaded, data_files, holders)
 
 
 def replace(
@@ -130,16 +132,21 @@ def replace(
 
 
 def _has_gained(state: LakeState, limits: MergeLimits) -> bool:
-    """Whether enough small files came since the last merge, as the snapshots' summaries say."""
-    gained = 0
+    """Whether small files can have come together since the last merge.
+
+    As the snapshots' summaries say: so many flushes brought some, or one brought a great many.
+    """
+    flushes = files = 0
     for snapshot in state.lineage:
         if MERGED in snapshot.summary:
-            return gained >= limits.at
+            break
         if snapshot.added_bytes < snapshot.added_files * limits.small_max:
-            gained += snapshot.added_files
-    # Of files from before the oldest snapshot that is kept nothing is known but their number.
-    oldest = state.lineage[-1]
-    return gained > 0 and gained + oldest.total_files - oldest.added_files >= limits.at
+            flushes, files = flushes + 1, files + snapshot.added_files
+    else:
+        # Of files from before the oldest snapshot that is kept nothing is known but their number.
+        older = sum(one.total_files - one.added_files for one in state.lineage[-1:])
+        flushes += older if flushes else 0
+    return flushes >= limits.at or files >= FILES_MAX // 2
 
 
 def _is_ours(table: Table) -> bool:
