@@ -132,6 +132,13 @@ BAD: dict[str, tuple[int, str, str, bytes, dict[str, str]]] = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module", autouse=True)
+def client() -> Iterator[None]:
+    """Close the connections that the tests kept open."""
+    yield
+    CLIENT.close()
+
+
 @pytest.fixture(scope="module", params=["fast", "fastapi"])
 def gateway(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
