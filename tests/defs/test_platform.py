@@ -106,7 +106,8 @@ def test_a_flush_is_triggered_and_watched_from_the_ui(here: Here) -> None:
     run = here.ui.wait(here.ui.launch("flush", "triggered"))
     assert run["status"] == "SUCCESS"
     assert {step["stepKey"] for step in run["stepStats"]} == {
-        *("hot_cut", "staged_files", "snapshot", "snapshot_rows_reconcile", "hot_cleanup")
+        *("hot_cut", "staged_files", "snapshot", "snapshot_rows_reconcile"),
+        *("hot_cleanup", "merged_files"),
     }
     snapshot = here.ui.asset("snapshot")
     assert snapshot["partitionStats"]["numMaterialized"] >= 1
