@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
+import threading
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -14,7 +18,8 @@ from tests.lake.worlds import put, rows
 from tests.rest import RestServer
 from tests.s3 import Fault, FaultyProxy, faulty, free_port
 from zombi_platform.cuts import Range
-from zombi_platform.errors import LakeConflictError, LakeUnavailableError, ZombiError
+from zombi_platform.errors import LakeConflictError, LakeUnavailableError, SettingsError, ZombiError
+from zombi_platform.lake.catalogs import NESSIE
 from zombi_platform.lake.lake import Lake
 from zombi_platform.lake.registration import ExternalCatalog, Registration
 from zombi_platform.settings import Settings
@@ -146,3 +151,38 @@ def test_another_table_of_the_same_name_is_left_alone(proxy: FaultyProxy, tmp_pa
     lake.ensure_table("orders")
     with pytest.raises(LakeConflictError, match="another table 'orders'"):
         ExternalCatalog(settings, lake).bring_up_to_date("orders")
+
+
+def test_nessie_is_refused_because_it_loses_commits(tmp_path: Path) -> None:
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps({"defaults": {}, "overrides": {NESSIE: "true"}}).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Nobody wants to know."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            address = f"http://127.0.0.1:{server.server_port}"
+            lake = Lake(Settings(data_dir=tmp_path, catalog="rest", catalog_uri=address))
+            with pytest.raises(SettingsError, match="Nessie"):
+                lake.tables()
+        finally:
+            server.shutdown()
+
+
+def test_threads_do_not_share_a_connection_to_a_metastore(tmp_path: Path) -> None:
+    """Opening connects to nothing yet, so none is needed here."""
+    settings = Settings(data_dir=tmp_path, catalog="hive", catalog_uri="thrift://127.0.0.1:1")
+    lake = Lake(settings)
+    with ThreadPoolExecutor(1) as pool:
+        elsewhere = [pool.submit(lambda: lake.catalog).result() for _ in range(2)]
+    assert elsewhere[0] is elsewhere[1]
+    assert lake.catalog is lake.catalog
+    assert lake.catalog is not elsewhere[0]

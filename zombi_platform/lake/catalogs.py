@@ -29,6 +29,7 @@ from zombi_platform.lake.storage import Storage
 from zombi_platform.settings import Settings
 
 NAME: Final = "zombi"
+NESSIE: Final = "nessie.is-nessie-catalog"
 
 VERDICTS: Final = (
     iceberg_errors.NoSuchTableError,
@@ -50,7 +51,9 @@ REFUSALS: Final = (
 PASSWORD: Final = re.compile(r"//[^/@]*@")
 """What stands before the host in an address and must not stand in a message."""
 
-CLIENTS: Final = frozenset({"pyiceberg", "requests", "sqlalchemy", "botocore", "thrift"})
+CLIENTS: Final = frozenset(
+    {"pyiceberg", "requests", "sqlalchemy", "botocore", "thrift", "hive_metastore"}
+)
 """Packages whose errors mean that a catalog did not do its part."""
 
 
@@ -60,9 +63,11 @@ def open_catalog(settings: Settings, storage: Storage) -> Catalog:
         return FilesystemCatalog(storage, settings.catalog_namespace, settings.delete_grace_secs)
     properties = {"warehouse": storage.warehouse, **io_properties(storage)}
     if settings.catalog == "rest":
-        return open_rest_catalog(
+        opened = open_rest_catalog(
             _uri(settings), settings, storage, {"warehouse": settings.catalog_warehouse}
         )
+        _refuse_nessie(opened)
+        return opened
     if settings.catalog in ("sql", "hive"):
         properties["uri"] = _uri(settings)
     if settings.catalog == "glue":
@@ -72,6 +77,16 @@ def open_catalog(settings: Settings, storage: Storage) -> Catalog:
     except LakeUnavailableError:
         # Of two who open a new database at once, one fails to make what the other has made.
         return _open(settings, properties)
+
+
+def _refuse_nessie(catalog: Catalog) -> None:
+    """Nessie takes two first commits to a table, of which one is lost without a word."""
+    if catalog.properties.get(NESSIE) == "true":
+        raise SettingsError(
+            "ZOMBI_CATALOG_URI is a Nessie server, which does not check that a table is still "
+            "without a snapshot and keeps no history, so events could be lost: use another "
+            "catalog for commits"
+        )
 
 
 def _open(settings: Settings, properties: Mapping[str, str]) -> Catalog:

@@ -6,6 +6,7 @@ the catalog. Its methods raise only `ZombiError`s.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -65,11 +66,27 @@ class Lake:
         self.namespace = settings.catalog_namespace
         self.snapshots_kept = settings.snapshots_kept
         self.grace_secs = settings.delete_grace_secs
+        self._of_thread = threading.local()
+
+    @property
+    def catalog(self) -> Catalog:
+        """The open catalog; opened on first use, because opening may need the network.
+
+        pyiceberg's client of a Hive metastore is a single connection on which threads would
+        read each other's answers, so there each has its own.
+        """
+        return self._hive if self._settings.catalog == "hive" else self._shared
 
     @cached_property
-    def catalog(self) -> Catalog:
-        """The open catalog; opened on first use, because opening may need the network."""
+    def _shared(self) -> Catalog:
         return open_catalog(self._settings, self.storage)
+
+    @property
+    def _hive(self) -> Catalog:
+        if not hasattr(self._of_thread, "catalog"):
+            self._of_thread.catalog = open_catalog(self._settings, self.storage)
+        opened: Catalog = self._of_thread.catalog
+        return opened
 
     def tables(self) -> list[str]:
         """Names of the tables in the catalog."""
