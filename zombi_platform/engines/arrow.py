@@ -17,6 +17,7 @@ from zombi_platform.cuts import Split
 from zombi_platform.engines.contract import MergingJob, SplitResult, StagingJob
 from zombi_platform.engines.merging import merge_files
 from zombi_platform.engines.staging import stage_split
+from zombi_platform.errors import CorruptionError
 from zombi_platform.lake.small_files import MergedFile, SmallFiles
 
 T = TypeVar("T")
@@ -43,7 +44,18 @@ class ArrowEngine:
         groups: Sequence[SmallFiles],
         on_merged: Callable[[MergedFile], None],
     ) -> None:
-        self._run(partial(merge_files, job), groups, on_merged)
+        spoiled: list[CorruptionError] = []
+
+        def merge(group: SmallFiles) -> MergedFile | None:
+            try:
+                return merge_files(job, group)
+            except CorruptionError as error:
+                spoiled.append(error)
+                return None
+
+        self._run(merge, groups, on_merged)
+        if spoiled:
+            raise spoiled[0]
 
     def close(self) -> None:
         """Threads end with each call."""

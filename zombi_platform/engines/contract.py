@@ -115,7 +115,8 @@ class Engine(Protocol):
     ) -> None:
         """Make one file of each group and tell of it; no snapshot refers to it yet.
 
-        Raises what stopped it. Every file that was begun has a tombstone.
+        A group with a bad file stops no other; it is raised when those are done. Raises what
+        else stopped it. Every file that was begun has a tombstone.
         """
 
     def close(self) -> None:

@@ -48,7 +48,7 @@ VERSION: Final = re.compile(r"/metadata/v([1-9][0-9]{0,17})\.metadata\.json$")
 LISTINGS_MAX: Final = 3
 """Tries to find the current metadata file while somebody tidies up or drops the table."""
 PRUNED_EVERY: Final = 20
-"""Commits after which old metadata files are looked for; looking costs more than a commit."""
+"""Commits after which old metadata files are looked for, which takes the age of each."""
 PRUNED_MAX: Final = 100
 """Old metadata files deleted at once at most."""
 

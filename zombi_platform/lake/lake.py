@@ -259,7 +259,10 @@ class Lake:
             try:
                 self.catalog.commit_table(table, requirements, updates)
             except ValueError as error:
-                # So pyiceberg refuses what does not fit on top of what is there by now.
+                # So pyiceberg refuses what does not fit on top of what is there by now; kinds
+                # of it tell of an answer that could not be read, which is another matter.
+                if type(error) is not ValueError:
+                    raise
                 raise CommitFailedException(str(error)) from error
 
     def metadata_prefixes(self, table: Table) -> list[str]:
